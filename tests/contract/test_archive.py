@@ -91,7 +91,6 @@ async def founded(request: pytest.FixtureRequest, store_of: MakeStoreOf, run: st
 
 @pytest.mark.parametrize("kind", ["folder", "memory", "s3"])
 def test_a_store_gives_back_what_was_put(store_of: MakeStoreOf, kind: str) -> None:
-    """Whole objects, replaced by name, listed by prefix, removed without complaint."""
     object_store = store_of(kind)
     object_store.put("run/a/one", b"1")
     object_store.put("run/a/one", b"uno")
@@ -151,14 +150,12 @@ def test_a_large_object_is_read_in_parts(bucket: str, run: str, monkeypatch: pyt
 
 
 def test_a_folder_that_cannot_be_written_is_unavailable(tmp_path: Path) -> None:
-    """A file where a folder should be: the reason and what to do, and nothing half-written."""
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ArchiveUnavailable, match="free space there"):
         FolderArchive(tmp_path / "file").put("a/b", b"1")
 
 
 def test_a_store_that_nobody_answers_for_is_unavailable(bucket: str) -> None:
-    """A bucket that does not exist is said in a line, without the credentials."""
     with pytest.raises(ArchiveUnavailable) as refusal:
         open_archive(f"{bucket}-that-is-none/x").put("a", b"1")
     assert os.environ["AWS_SECRET_ACCESS_KEY"] not in str(refusal.value)
@@ -342,7 +339,6 @@ async def test_a_shard_that_lived_through_the_loss_keeps_no_lease_of_the_empty_b
 
 
 async def test_a_broker_that_has_the_run_is_left_alone(founded: FoundedRun) -> None:
-    """The flag may stay in a deployment's file."""
     await founded.round()
     await founded.checkpoint()
     founded.later()
@@ -415,7 +411,6 @@ async def test_what_somebody_deleted_is_written_again(founded: FoundedRun) -> No
 
 
 async def test_old_marks_go_and_so_do_their_objects(founded: FoundedRun) -> None:
-    """Two complete checkpoints are kept; every object left is named by one of them."""
     for _ in range(5):
         await founded.round()
         await founded.checkpoint()
@@ -540,7 +535,6 @@ async def test_a_write_that_is_interrupted_anywhere_costs_one_mark_at_most(folde
 
 
 async def test_a_full_archive_is_counted_and_hurts_nobody(folder_reef: FoundedRun) -> None:
-    """Checkpoints fail, commits go on; with room again the next checkpoint is whole."""
     founded = folder_reef
     full = BrokenObjectStore(founded.object_store, fails_at=1)
     founded.archivists = {shard: founded.archivist(shard, full) for shard in range(SHARDS)}

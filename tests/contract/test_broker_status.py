@@ -64,7 +64,6 @@ def await_well(cluster: LockedBroker) -> dict[str, dict[str, Any]]:
 
 
 def test_every_node_tells_its_roll_its_versions_and_its_peers(cluster: LockedBroker) -> None:
-    """All the same, each with the two others as peers; the table says so to a person."""
     before_s = int(time.time()) - 600
     found = await_well(cluster)
     table = asked(cluster, "--keys", str(cluster.keys.path))
@@ -125,7 +124,6 @@ def test_a_node_that_is_away_is_a_line_of_its_own(cluster: LockedBroker) -> None
 
 
 def test_only_an_operator_may_ask_and_only_a_locked_broker_tells(cluster: LockedBroker, tmp_path: Path) -> None:
-    """Each mistake is one message, without a traceback."""
     shard = cluster.add("mine", "shard", "synchronizer")
     refused = asked(cluster, identity=shard)
     with EmbeddedBroker(tmp_path / "open") as server:

@@ -116,7 +116,6 @@ async def caught_up(bus: JetStreamBus) -> None:
 
 
 async def test_every_stream_has_its_copies(open_bus: OpenBus, run: str) -> None:
-    """All streams of a run, and the consumer of its work queue, on three nodes."""
     bus, subjects = await open_bus(), Subjects(run)
     await bus.consume(subjects.contributions_of(0), durable="shard-0")
 
@@ -372,7 +371,6 @@ async def test_a_client_goes_on_at_another_node(cluster: LocalCluster, open_bus:
 
 
 async def test_more_copies_than_nodes_is_told(broker: EmbeddedBroker, run: str) -> None:
-    """A founder that wants three copies of a single server learns it, and what to do."""
     bus = await JetStreamBus.open(broker.url, run, name="bus", options=replace(OPTIONS, peers_s=0.2))
     with pytest.raises(SettingsError, match=r"(?s)fewer nodes than the 3 copies.*a single server.*broker\.replicas"):
         await bus.provision(GIB)
@@ -380,7 +378,6 @@ async def test_more_copies_than_nodes_is_told(broker: EmbeddedBroker, run: str) 
 
 
 async def test_a_cluster_of_too_few_nodes_is_told(tmp_path: Path, run: str) -> None:
-    """Two nodes of three are up: a founder waits a moment for the third, and then says so."""
     cluster = LocalCluster(tmp_path / "two", 3)
     try:
         for node in cluster.nodes[:2]:

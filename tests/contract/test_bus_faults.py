@@ -499,7 +499,6 @@ async def test_streams_of_somebody_else_are_refused_by_name(broker: EmbeddedBrok
 
 
 async def test_who_reads_leaves_nothing_behind(broker: EmbeddedBroker, open_bus: OpenBus) -> None:
-    """A mistyped run is one that nobody has founded; no stream is made for it."""
     bus = await open_bus(broker.url, bytes_max=0)
 
     assert await read_run(bus, Subjects(bus.subjects.run)) is None
@@ -510,7 +509,6 @@ async def test_who_reads_leaves_nothing_behind(broker: EmbeddedBroker, open_bus:
 
 
 async def test_two_filters_under_one_name_are_refused(broker: EmbeddedBroker, open_bus: OpenBus, run: str) -> None:
-    """A second durable consumer of the same messages is a mistake in the settings."""
     bus, subjects = await open_bus(broker.url), Subjects(run)
     await bus.consume(subjects.contributions_of(0), durable="shard-0")
 

@@ -87,7 +87,6 @@ async def test_who_closes_a_queue_says_nothing_where_a_stranger_points(make_bus:
 
 
 async def test_a_small_blob_travels_with_what_is_small(make_bus: MakeBus, run: str) -> None:
-    """It opens no connection for bulk; one that is gone is gone on that way, too."""
     bus, subjects = await make_bus(), Subjects(run)
     assert isinstance(bus, JetStreamBus)
     ref = await bus.put_blob(subjects.delta_stem(0, 1, "a"), b"small")
@@ -127,7 +126,6 @@ async def test_a_broker_that_has_not_counted_a_message_yet_hides_nothing(
 
 
 async def test_the_seconds_of_an_upload_are_counted(make_bus: MakeBus, run: str) -> None:
-    """Those in which a piece was on its way, also of one that fails and goes on."""
     bus, subjects, began_s = await make_bus(), Subjects(run), time.monotonic()
     upload = Upload(Cut(bytes(5 << 20)))
     await bus.put_blob(subjects.global_stem(0, 1, "n"), upload)

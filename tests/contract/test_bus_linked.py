@@ -78,8 +78,6 @@ def test_the_wire_of_a_simulated_bus_is_what_its_link_carries() -> None:
 
 
 def test_a_leg_carries_one_message_after_the_other_and_the_other_leg_is_free() -> None:
-    """A heartbeat waits behind a blob on its way up, and not for one on its way down."""
-
     async def main() -> tuple[float, float]:
         broker = MemoryBroker()
         bus, ear = linked(broker, up_bytes_s=1e6), MemoryBus(RUN, broker)
@@ -191,8 +189,6 @@ def test_a_question_waits_once_for_its_answer() -> None:
 
 
 def test_nothing_is_taken_from_a_queue_through_a_cut_link() -> None:
-    """What is queued stays with the broker until the reader can have it."""
-
     async def main() -> tuple[object, object]:
         broker = MemoryBroker()
         bus, other = linked(broker, latency_s=0.1), MemoryBus(RUN, broker)

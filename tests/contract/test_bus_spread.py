@@ -213,7 +213,6 @@ async def test_own_addresses_go_before_those_of_the_record(opened: OpenBus, seco
 
 
 async def test_a_broker_that_lost_the_run_says_so(opened: OpenBus, second: EmbeddedBroker, run: str) -> None:
-    """As one that lost a run of a single broker does."""
     bus, record, s = await opened(), spread_record(run, second.url), Subjects(run)
     await bus.provision(ROOM_BYTES, record.bulk)
     await bus.put_record(s.run_record, encode(record), expected=0)

@@ -89,7 +89,6 @@ async def test_beats_are_prompt_while_chunks_saturate_a_link_both_ways(broker: E
 
 
 async def test_a_lane_is_opened_for_the_first_chunk(broker: EmbeddedBroker, run: str) -> None:
-    """Who only keeps records holds one connection; more lanes are an option."""
     async with LinkProxy(broker.port) as link, opened(link.url, run, replace(OPTIONS, bulk_connections=3)) as bus:
         await bus.put_record(Subjects(run).head(0), b"a", expected=0)
         before = link.accepted
@@ -146,7 +145,6 @@ async def test_the_bytes_of_the_sockets_are_what_the_link_carries(broker: Embedd
 
 
 async def test_a_dead_lane_is_cut_by_its_watchdog_and_comes_back(broker: EmbeddedBroker, run: str) -> None:
-    """A link that swallows what it is sent does not count as one that moves."""
     async with LinkProxy(broker.port) as link, opened(link.url, run) as bus:
         first = await bus.put_blob(Subjects(run).global_stem(0, 1, "n"), bytes(MIB))
         link.blackhole("down")
@@ -256,7 +254,6 @@ async def test_messages_of_all_kinds_go_both_ways_beside_stock_nats_py(broker: E
 
 
 async def test_a_password_is_asked_for(tmp_path: Path) -> None:
-    """The right one connects; a wrong one is the broker's refusal, in its words."""
     with server(tmp_path, "authorization { user: u, password: p }") as place:
         async with client(f"nats://u:p@{place}") as ours:
             assert ours.is_connected

@@ -146,7 +146,6 @@ async def test_settings_versions_and_files_that_differ_are_told(deployed: Deploy
 
 
 async def test_a_synchronizer_that_is_not_there_and_a_broker_that_is_away(deployed: Deployed) -> None:
-    """Nobody is heard; then nobody can be."""
     silent = await differing(deployed, SHORT_S)
     deployed.server.stop()
     away = await differing(deployed)

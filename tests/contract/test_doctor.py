@@ -174,7 +174,6 @@ async def stored(bus: JetStreamBus, run: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("service", ["home-1", "synchronizer-1", None])
 async def test_an_examination_leaves_no_trace(deployed: Deployed, service: str | None) -> None:
-    """What is asked about a right is not stored: every stream is as it was."""
     operator = read_identity(deployed.out / "keys/identities/operator.toml").credentials()
     bus = await JetStreamBus.open(deployed.url, deployed.run, name="test", options=BusOptions(credentials=operator))
     before = await stored(bus, deployed.run)
@@ -209,7 +208,6 @@ async def test_rights_at_a_cluster_are_told_without_a_trace(tmp_path: Path, run:
 
 
 async def test_a_learner_that_may_not_found_is_not_missed_rights(deployed: Deployed) -> None:
-    """It needs fewer, and the broker tells it no time, which is a note."""
     path = deployed.file
     text = path.read_text(encoding="utf-8")
     path.write_text(
@@ -242,7 +240,6 @@ async def test_a_port_that_nobody_has(deployed: Deployed) -> None:
 
 
 async def test_one_closed_port_of_three(deployed: Deployed) -> None:
-    """The others serve; the one that does not is named, and the rest is examined."""
     closed = free_port()
     findings = await examine(deployed.seat("home-1", f"broker.url={deployed.url},tls://127.0.0.1:{closed}"), QUIET)
 
@@ -378,7 +375,6 @@ async def test_a_key_that_is_revoked(deployed: Deployed, tmp_path: Path) -> None
 
 
 async def test_a_key_whose_rights_are_others(deployed: Deployed) -> None:
-    """The roll calls the learner a reader: each right that it lacks is named."""
     roll = deployed.out / "hub/services/broker/roll.json"
     before = roll.read_text(encoding="utf-8")
     entries = json.loads(before)
@@ -411,7 +407,6 @@ async def test_a_broker_that_takes_small_messages_only(tmp_path: Path, run: str)
 
 
 async def test_a_disk_that_is_full(deployed: Deployed) -> None:
-    """What is free and what is wanted are told, for each folder that the service writes to."""
     state = deployed.seat().loaded.settings.learner.checkpoint_dir
     view = MachineView(free=lambda path: 1000 if path == state else 1 << 40)
     [(about, what)] = await faults(deployed.seat(), replace(QUIET, machine=view))
@@ -480,7 +475,6 @@ async def test_token_shards_that_are_not_there(deployed: Deployed) -> None:
 
 
 async def test_a_key_that_others_may_read(deployed: Deployed) -> None:
-    """Its mode is told; a secret that others could have read wants a new key."""
     path = deployed.identity("home-1")
     path.chmod(0o644)
     findings = failed(await examine(deployed.seat(), QUIET))

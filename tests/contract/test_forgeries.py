@@ -127,7 +127,6 @@ async def test_a_forged_record_is_not_believed(subject: str, forging: list[Bus],
 async def test_a_forged_message_of_the_queue_is_not_believed(
     subject: str, forging: list[Bus], honest: dict[str, Bus]
 ) -> None:
-    """Nor one that a learner signed for another fragment; the learner's own is."""
     queue = await honest["shard"].consume(S.contributions_of(0), durable="shard-0")
     own = S.contribution(0, 1, "ada")
     await honest["ada"].publish(own, MESSAGE, msg_id=f"{time.time_ns()}")
@@ -154,7 +153,6 @@ async def test_a_forged_message_of_the_queue_is_not_believed(
 
 @pytest.mark.parametrize("subject", TOLD.values(), ids=TOLD)
 async def test_a_forged_core_message_is_not_believed(subject: str, forging: list[Bus], honest: dict[str, Bus]) -> None:
-    """And an honest one, of who may send it, is."""
     heard = await honest["shard"].listen(subject)
     assert await honest["shard"].reach(SOON_S)
     for forger in forging:

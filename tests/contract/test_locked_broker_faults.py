@@ -83,7 +83,6 @@ def edited(keys: KeyFolder, change: Callable[[list[dict[str, Any]]], object]) ->
 async def test_a_mistake_in_the_folder_changes_nothing_and_is_told_once(
     mistake: Callable[[KeyFolder], None], locked: LockedBroker
 ) -> None:
-    """Who was in may still enter, also after a restart; what is corrected is taken over."""
     files = (locked.keys.roll_path, locked.keys.certificate_path, locked.keys.key_path)
     before = [(path, path.read_bytes()) for path in files]
     mistake(locked.keys)
@@ -208,7 +207,6 @@ async def deaf(locked: LockedBroker, name: str) -> asyncio.StreamWriter:
 
 
 async def test_what_strangers_call_themselves_restarts_no_server(locked: LockedBroker) -> None:
-    """Without a key, in the words of a full disk; and the log stays within its bounds."""
     server = locked.servers[0]
     room = RoomWatch(server.log_path)
     for _ in range(4):
@@ -231,7 +229,6 @@ def test_a_question_whether_it_lives_is_no_error(locked: LockedBroker) -> None:
 
 
 async def test_who_is_revoked_cannot_say_that_the_server_refuses_it(locked: LockedBroker) -> None:
-    """She fills the log with the words of a refusal while her name is taken from the roll."""
     locked.add(RUN, "newcomer")
     ada = locked.identity(RUN, "ada")
     liar = await named(ada, locked.servers[0].url, "Failed to reload server configuration")

@@ -97,7 +97,6 @@ async def test_a_newcomer_is_served_by_every_node_in_whatever_order_they_learn_o
 
 @pytest.mark.usefixtures("shard")
 async def test_a_newcomer_goes_on_to_the_node_that_knows_her(locked: LockedBroker) -> None:
-    """Nodes whose roll is older refuse her; only if all of them do she is told."""
     locked.keys.add("early", "learner", RUN, time.time())
     early = locked.identity(RUN, "early")
     with pytest.raises(AccessDenied, match="does not let us in"):

@@ -254,7 +254,6 @@ async def test_who_is_not_on_the_roll_stays_outside(locked: LockedBroker, tmp_pa
 async def test_an_identity_tells_nothing_to_a_broker_in_plain_text(
     locked: LockedBroker, broker: EmbeddedBroker
 ) -> None:
-    """Whoever stands between us and the broker may leave TLS out of its greeting."""
     for url in (broker.url, broker.url.replace("nats:", "tls:")):
         options = BusOptions(credentials=locked.operator.credentials())
         with pytest.raises(AccessDenied, match="offers no TLS"):
@@ -262,7 +261,6 @@ async def test_an_identity_tells_nothing_to_a_broker_in_plain_text(
 
 
 async def test_a_revoked_identity_is_cut_off_at_once(locked: LockedBroker, founded: JetStreamBus) -> None:
-    """It is told so when it asks for something; those beside it notice nothing."""
     locked.add(RUN, "leaves")
     bus = await locked.bus(RUN, locked.identity(RUN, "leaves"), try_s=1.0)
     assert await bus.get_record(S.run_record) is not None

@@ -72,7 +72,6 @@ async def told_until_heard(teller: Bus, subject: str, feed: Subscription, word: 
 async def test_learners_of_a_locked_region_read_and_contribute_through_a_cut(
     there: LockedRelayed, opened: Opened
 ) -> None:
-    """The mirror, the outbox, calls and heartbeats; what arrives is signed by who wrote it."""
     s, shard = Subjects(there.run), await opened("shard", there.hub)
     learner, other = await opened("a", there.leaf), await opened("b", there.leaf)
     frame = await shard.put_blob(s.global_stem(0, 1, "n"), noise(4 * MIB))
@@ -320,7 +319,6 @@ async def test_a_region_goes_on_when_the_hub_reads_its_doors_again(there: Locked
 
 
 async def test_heartbeats_reach_the_leaf_once(there: LockedRelayed, opened: Opened) -> None:
-    """By the account of who sent them, and by that of the streams, they came twice."""
     s, home, spy = Subjects(there.run), await opened("b", there.hub), await opened("spy", there.leaf)
     beats = await spy.listen(s.beat("*"))
     assert await told_until_heard(home, s.beat("b"), beats, b"first") == b"first"

@@ -89,7 +89,6 @@ async def test_a_client_holds_the_private_parts_that_we_replace() -> None:
 
 
 async def test_a_subscription_holds_the_private_parts_that_we_read() -> None:
-    """Its number, by which the parser names it, and what came before somebody heard it."""
     subscription = Subscription(Client(), id=7)
 
     assert subscription._id == 7

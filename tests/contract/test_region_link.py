@@ -261,7 +261,6 @@ async def test_a_region_follows_a_run_that_is_founded_anew_and_forgets_one_that_
 
 
 async def test_a_run_that_nobody_wants_is_given_up(regional: Regional, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mirror costs the link what it copies."""
     monkeypatch.setattr(region_keeper, "LOOK_AT_HUB_S", 0.1)
     monkeypatch.setattr(region_keeper, "UNWANTED_S", 1.0)
     writer = await regional.begin()

@@ -136,7 +136,6 @@ def test_the_program_lists_and_removes_and_refuses_what_lives(broker: EmbeddedBr
 
 
 def test_the_model_of_an_own_loop_is_exported_from_its_layout(broker: EmbeddedBroker, run: str, tmp_path: Path) -> None:
-    """No token shards, no model code: the run record says names, shapes and dtypes."""
     given = {"w": jnp.full((8, 4), 0.5, jnp.bfloat16), "b": jnp.ones(4)}
     with atoll.join(broker.url, run=run, learner="a", params=given, protocol=PROTOCOL):
         said("export", "--run", run, "--broker", broker.url, "--out", str(tmp_path / "out"))
@@ -152,7 +151,6 @@ def test_the_model_of_an_own_loop_is_exported_from_its_layout(broker: EmbeddedBr
 
 @pytest.mark.second_tier
 def test_a_mistyped_run_leaves_nothing_behind(broker: EmbeddedBroker, run: str) -> None:
-    """Readers create nothing: the run is named, and the broker is as it was."""
     with pytest.raises(SettingsError, match="nobody has founded this run"):
         atoll.read_model(broker.url, run=run)
     for verb in (["fates"], ["why"], ["top", "--once"]):

@@ -48,7 +48,6 @@ def test_a_page_does_what_it_says(path: Path, reader: Reader, request: pytest.Fi
 
 
 def test_expected_lines_are_looked_for_in_order() -> None:
-    """An ellipsis stands for anything; a line that comes too early does not count."""
     assert commands("$ a \\\n  b\n  one … three\n…\nfour\n$ c\n") == [
         ("a \\\n  b", ["  one … three", "four"]),
         ("c", []),

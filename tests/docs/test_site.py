@@ -77,7 +77,6 @@ def test_every_verb_and_option_is_on_the_page(reference: dict[str, str]) -> None
 
 
 def test_every_public_name_is_on_a_page(reference: dict[str, str]) -> None:
-    """Every class and function that a module defines without an underscore has a heading."""
     text = "\n".join(page for path, page in reference.items() if "/api/" in path)
     missing = []
     for module, path in docs_api.modules(ROOT).items():

@@ -50,7 +50,6 @@ def test_a_golden_message_is_read_and_written_as_it_was(name: str) -> None:
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_a_field_that_is_new_is_passed_over(name: str) -> None:
-    """So a release may add fields without a new version."""
     later = json.dumps({**json.loads(GOLDEN[name]), "told_by_a_later_release": [1, 2]}).encode()
     assert decode(kind_of(name), later) == decode(kind_of(name), GOLDEN[name].encode())
 
@@ -58,7 +57,6 @@ def test_a_field_that_is_new_is_passed_over(name: str) -> None:
 @pytest.mark.parametrize("todo", ["upgrade this process", "upgrade who wrote it"])
 @pytest.mark.parametrize("name", [name for name, text in GOLDEN.items() if "schema" in json.loads(text)])
 def test_another_version_is_refused_by_number(name: str, todo: str) -> None:
-    """With what is spoken, and who is to be upgraded."""
     schema = SCHEMA_NEWEST + 1 if todo == "upgrade this process" else oldest_of(kind_of(name).__name__) - 1
     told = json.dumps({**json.loads(GOLDEN[name]), "schema": schema}).encode()
     with pytest.raises(

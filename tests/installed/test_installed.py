@@ -149,7 +149,6 @@ def test_a_verb_that_needs_an_extra_names_the_smallest(
 def test_modules_that_cannot_be_imported_name_an_extra_that_is_not_there(
     extra: str, brings: set[str], installed: Install
 ) -> None:
-    """With an extra its packages are missed by no module; what is missed has a hint."""
     told = json.loads(installed(extra=extra).program(MODULES).splitlines()[-1])
     missed = {name.partition(".")[0] for name, _ in told.values()}
 

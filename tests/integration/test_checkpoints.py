@@ -67,7 +67,6 @@ def value_of(checkpoints: Checkpoints) -> tuple[int, int] | None:
 
 
 def test_the_newest_comes_back_and_a_later_life_is_newer(tmp_path: Path) -> None:
-    """With its note and its place in the data; two are kept."""
     checkpoints = Checkpoints(tmp_path, LIFE)
     assert checkpoints.load(tree(0)) is None
     for value in (3, 700, 900):
@@ -172,7 +171,6 @@ def test_another_optimizer_is_another_tree(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written_costs_the_checkpoint_and_nothing_else(tmp_path: Path) -> None:
-    """A file where the folder should be: a warning, no exception, the learner goes on."""
     (tmp_path / "run.nonce").write_text("in the way")
     checkpoints = Checkpoints(tmp_path, LIFE)
     with structlog.testing.capture_logs() as said:
@@ -186,7 +184,6 @@ def test_a_place_that_cannot_be_written_costs_the_checkpoint_and_nothing_else(tm
     ("field", "value"), [("plain", {"read": 4}), ("run_tokens", 21), ("anchors", [4, 6]), ("cursor", [])]
 )
 def test_a_note_that_was_changed_is_no_note(tmp_path: Path, field: str, value: Any) -> None:  # noqa: ANN401
-    """The numbers of a loop are in it: a place in the data that nobody wrote was adopted."""
     checkpoints = Checkpoints(tmp_path, LIFE)
     save(checkpoints, 1, plain={"read": 3, "rate": 0.1, "seed": 1 << 100, "name": "\ud800"})
     assert value_of(checkpoints) == (1, 1)
@@ -200,7 +197,6 @@ def test_a_note_that_was_changed_is_no_note(tmp_path: Path, field: str, value: A
 
 
 def test_a_full_disk_costs_the_checkpoint_and_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Told before Orbax begins; the next one is tried again."""
     checkpoints = Checkpoints(tmp_path, LIFE)
     save(checkpoints, 1)
     with structlog.testing.capture_logs() as said, monkeypatch.context() as patched:

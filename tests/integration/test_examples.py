@@ -29,7 +29,6 @@ def lines_of(example: str) -> list[str]:
 
 
 def test_commands_stand_before_their_explanation() -> None:
-    """Two spaces and more end a command, a backslash goes on with it; prose is none."""
     assert documented("Title.\n\n    a -b c      what it is\n    d \\\n      -e\n\nProse.") == ["a -b c", "d -e"]
 
 

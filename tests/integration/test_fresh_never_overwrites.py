@@ -119,8 +119,6 @@ def test_fresh_weights_change_no_head_and_push_only_what_was_learnt_since_adopti
 
 
 def test_an_origin_published_over_trained_heads_leaves_nothing_behind(trained: MemoryWorld) -> None:
-    """The frame of a head that lost its race is removed."""
-
     async def publish() -> int:
         bus, subjects = await trained.bus(), Subjects(trained.run)
         run = await read_run(bus, subjects)

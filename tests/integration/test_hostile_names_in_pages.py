@@ -133,7 +133,6 @@ def is_text(page: Page) -> None:
 
 
 def test_the_page_of_a_run_shows_names_as_text(browser: Browser) -> None:
-    """In every table and chart, also where a pointer or a key asks for more."""
     with served(run_of_names(), HOSTILE[2]) as url:
         seen = WatchedPage(browser)
         page = seen.open(url)

@@ -251,7 +251,6 @@ def test_an_island_that_is_refused_at_its_end_keeps_nothing_more(world: LoopWorl
 
 @pytest.mark.parametrize("poor", [{"best": float("nan")}, {"half": jnp.array([1.0, jnp.inf, 0.0], jnp.bfloat16)}])
 def test_a_state_that_is_not_finite_is_not_kept(world: LoopWorld, tmp_path: Path, poor: dict[str, Any]) -> None:
-    """It could not be adopted; the one before stays, and the warning names the leaf."""
     _, state = live(world, tmp_path, 2)
     island = world.join()
     kept = island.checkpoints(tmp_path, like=fresh(), every_s=0)

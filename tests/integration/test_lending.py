@@ -196,7 +196,6 @@ HOSTILE: dict[str, Answer] = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_peer_costs_a_joiner_nothing_but_time(world: LendingWorld, kind: str) -> None:
-    """Whatever is answered: no exception, no state, and the run goes on."""
     with world.join("joiner") as joiner:
         stop = world.do(_evil(world, joiner.run, HOSTILE[kind]))
         borrowed = joiner.recovered_state(ADAM.init(PARAMS), within_s=WITHIN_S)

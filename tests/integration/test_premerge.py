@@ -112,7 +112,6 @@ def test_a_region_sends_one_vector_for_all_its_learners(run: str, changes: dict[
 
 
 def test_a_region_without_a_synchronizer_costs_time_only(run: str) -> None:
-    """Nobody answers: the shard reads by itself, says so, and asks no more for a while."""
     protocol = patient(tokens_target=3_000)
     world = MemoryWorld(run, protocol)
     lines = goes(world, {"a": "east", "b": "east"})

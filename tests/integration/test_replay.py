@@ -334,7 +334,6 @@ def test_a_round_is_opened_and_merged_without_a_learner(retained: tuple[RunRecor
 
 
 def test_learners_parts_are_told_in_a_table(retained: tuple[RunRecord, Path]) -> None:
-    """Without held-out text the run needs no reference model."""
     told = CliRunner().invoke(
         build(), ["attribute", "retained", "--archive", str(retained[1]), "--fragment", "1", "--round", "2"]
     )

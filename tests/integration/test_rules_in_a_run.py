@@ -139,7 +139,6 @@ def test_statistics_stay_means_whatever_library_names_them(library: str, codec: 
 
 
 def test_a_learner_that_has_left_counts_in_the_mean() -> None:
-    """Every round is of one island; the other one's statistics are in the outer state."""
     world = MemoryWorld(unique_run(), settings(quorum=1, tokens_target=1_200))
 
     def train(learner: str, until: int) -> None:
@@ -162,7 +161,6 @@ def test_a_learner_that_has_left_counts_in_the_mean() -> None:
 
 
 def test_an_island_with_other_rules_or_another_base_does_not_join() -> None:
-    """It is told which leaf differs; nothing of it stays on the broker."""
     world = MemoryWorld(unique_run(), settings(tokens_target=0))
     with world.join("a", given(1.0), merge=MERGE):
         for params, merge, said in (

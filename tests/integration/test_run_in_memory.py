@@ -69,7 +69,6 @@ def test_every_adoption_keeps_the_books(run: str, adoption: str, encode: Encode)
 
 
 def test_a_fragment_without_elements_is_merged_like_any_other(run: str) -> None:
-    """An empty array has a place in the model, and here a fragment of its own."""
     world = MemoryWorld(run, settings(fragments=2, shards=1, tokens_target=6_000))
     model = {"w": jnp.zeros(64), "running_mean": jnp.zeros(0)}
 
@@ -219,7 +218,6 @@ def test_after_the_end_all_islands_hold_the_same_merged_model(run: str) -> None:
 
 
 def test_what_is_not_floating_stays_as_it_is() -> None:
-    """Integers travel with no run; a leaf of NumPy stays one, in its own dtype."""
     like = {"w": np.zeros((2, 2), np.float16), "count": np.int32(7), "j": jnp.ones(3, jnp.bfloat16)}
     values = {"w": np.ones((2, 2), np.float32), "count": np.zeros((), np.int32), "j": np.full(3, 0.5, np.float32)}
 

@@ -63,7 +63,6 @@ def test_another_model_and_other_data_are_refused_by_name(island: IslandProcess,
 def test_a_learner_that_cannot_start_says_why(
     island: IslandProcess, settings: dict[str, str], code: int, said: str
 ) -> None:
-    """One screen, the value, the exit code by kind; no JAX traceback."""
     process = island.start("learner", "learner", **settings)
 
     assert said in island.refused(process, "learner", code)

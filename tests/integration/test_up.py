@@ -58,7 +58,6 @@ def learner_pid(out: Path, learner: str) -> int:
 
 
 def test_a_text_that_cannot_be_used_leaves_the_folder_free_for_another(tmp_path: Path) -> None:
-    """The run has not begun: nothing in it is fixed yet."""
     for number in (1, 2):
         text = tmp_path / f"empty-{number}.txt"
         text.touch()

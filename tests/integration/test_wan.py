@@ -66,7 +66,6 @@ def ended(island: IslandProcess, there: Wan) -> None:
 
 
 def test_three_regions_train_over_lossy_links(island: IslandProcess, there: Wan) -> None:
-    """Packets are lost in every region, contributions are not."""
     for name in REGIONS:
         island.wait_for(name, "fragment.adopted", 40)
         up, down = there.carried(name)

@@ -120,7 +120,6 @@ def test_every_round_of_a_run_says_why_it_waited_and_what_caused_it(home: LoopTh
 
 @pytest.mark.connected
 async def test_the_command_says_why_a_round_of_a_real_broker_waited(broker: EmbeddedBroker, run: str) -> None:
-    """One round in full, the slowest in a line each, and a round that is not there by name."""
     home = LoopThread("world")
 
     async def opener() -> Bus:
@@ -158,7 +157,6 @@ async def test_the_command_says_why_a_round_of_a_real_broker_waited(broker: Embe
 
 
 async def test_a_round_that_still_waits_is_told_by_its_last_call(run: str) -> None:
-    """There is no commit to ask yet; the shard has written down what it waits for."""
     bus = MemoryBus(run, MemoryBroker())
     layout = plan_layout([TensorSpec("w", (8,), "float32")], 1)
     record = RunRecord(run=run, founder="a", nonce="n", founded_at_s=0.0, layout=layout, protocol=SETTINGS)
@@ -192,7 +190,6 @@ def test_a_wait_that_comes_again_and_again_is_logged_at_growing_intervals() -> N
 
 
 def test_a_dump_is_replayed_by_the_command(tmp_path: Path) -> None:
-    """The lines of a logbook, and an exit code that says whether it breaks again."""
     from atoll.base import fact_dumps  # noqa: PLC0415
     from atoll.protocol.events import Committed, TimerFired  # noqa: PLC0415
     from atoll.protocol.recorder import FactRecorder  # noqa: PLC0415

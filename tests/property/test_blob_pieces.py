@@ -91,7 +91,6 @@ async def test_what_a_broker_lost_is_there_again_after_it_is_sent_again() -> Non
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1), (1, 3, 0, 2)])
 def test_arrays_are_put_together_from_pieces_in_any_order(order: tuple[int, ...]) -> None:
-    """Those before the first one wait until it says what is where."""
     rng = np.random.default_rng(0)
     state: dict[str, npt.NDArray[Any]] = {
         "momentum": rng.normal(size=3 * CHUNK_BYTES // 4).astype(np.float32),

@@ -308,7 +308,6 @@ def holding(*renewals: tuple[str, int]) -> DataLedger:
 
 
 def test_a_lease_dies_when_its_renewals_stand_still() -> None:
-    """The observer's own clock, and only changes that it has seen; whoever renews lives."""
     watch = LeaseWatch(lease_s=6.0)
     seen: list[set[Holder]] = [
         watch.dead_holders(holding(("a", number), ("b", 0)), 100.0 + 2.0 * number) for number in range(4)
@@ -490,7 +489,6 @@ def test_a_holder_and_a_ledger_are_full_at_their_bounds() -> None:
 
 
 def test_the_work_grows_with_the_units_and_not_with_units_times_holders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer's ledger may name a holder for each unit: looks at holders, counted."""
     looks = 0
 
     def counted(grant: DataGrant) -> Holder:

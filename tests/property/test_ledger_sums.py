@@ -43,7 +43,6 @@ def plain(ledger: Ledger) -> dict[str, Account]:
 
 
 def test_a_settlement_is_the_sum_of_all_accounts_and_names_each_that_is_wrong() -> None:
-    """Token by token: what is trained, what became of it, and what is left over."""
     for seed in SEEDS:
         ledger, fragments = drawn(seed), 3
         sums: Counter[str] = Counter()
@@ -106,7 +105,6 @@ def test_tokens_are_shared_out_by_the_largest_remainder(fragments: int) -> None:
 
 @pytest.mark.parametrize("page", [1, 2, 3, 100])
 def test_a_ledger_in_pages_is_the_same_ledger(page: int) -> None:
-    """However small they are; the first page begins anew, whatever came before it."""
     for seed in SEEDS:
         ledger = drawn(seed)
         pages = parts(ledger, page)
@@ -163,7 +161,6 @@ def test_the_newest_accounts_are_those_of_lives_that_go_on() -> None:
 
 
 def test_settled_pushes_are_a_set_whatever_their_order() -> None:
-    """As few ranges as there can be; a push that is noted again changes nothing."""
     for seed in SEEDS:
         chance = random.Random(seed)
         pushes = [chance.randrange(1, 30) for _ in range(chance.randrange(40))]
@@ -178,7 +175,6 @@ def test_settled_pushes_are_a_set_whatever_their_order() -> None:
 
 
 def test_beyond_a_bound_of_ranges_the_oldest_hole_counts_as_settled() -> None:
-    """No honest learner gets there; the ledger stays small all the same."""
     ledger = FragmentLedger()
     keys = [PushKey("a", 1, 0, push) for push in range(2 * RANGES_MAX + 2)]
     for key in keys[1:-1:2]:

@@ -158,7 +158,6 @@ class IslandAtRandom:
 
 @pytest.mark.parametrize("seeds", SEEDS, ids=str)
 def test_a_learner_answers_as_its_model_whatever_it_hears(seeds: range) -> None:
-    """Every fact: the same commands, and the same fate for every step of every fragment."""
     for seed in seeds:
         scene = IslandAtRandom(seed)
         for fact in range(FACTS):

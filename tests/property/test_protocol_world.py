@@ -167,7 +167,6 @@ def test_no_storm_breaks_a_promise_of_lives_that_are_folded_at_once(monkeypatch:
 
 @pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 24), marks=pytest.mark.second_tier)], ids=str)
 def test_many_lives_that_are_folded_at_once_leave_exact_books(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
-    """Storms that last: hundreds of lives of three learners, and what comes late of each."""
     monkeypatch.setattr("atoll.protocol.ledger.KEPT_LIVES", 0)
     for seed in seeds:
         world = many_short_lives(seed)

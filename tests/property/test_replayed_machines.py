@@ -63,7 +63,6 @@ def act(world: ProtocolWorld, name: str, learner: str, number: int) -> None:
     acts=st.lists(st.tuples(st.sampled_from(ACTS), st.sampled_from("abc"), st.integers(0, 9)), max_size=150),
 )
 def test_a_dump_of_a_shard_replays_to_the_same_commands(facts_min: int, acts: list[tuple[str, str, int]]) -> None:
-    """Also when the beginning was dropped: the snapshot stands for it."""
     world = ProtocolWorld(SETTINGS)
     recorder, answers = recorded(world.shard, "shard-0", facts_min)
     islands: dict[int, tuple[FactRecorder[Any], list[list[Any]]]] = {}
@@ -101,7 +100,6 @@ def test_a_dump_of_a_tenure_and_of_a_balance_replays() -> None:
 
 
 def test_a_dump_ends_with_the_fact_that_broke_the_machine_and_so_does_its_logbook() -> None:
-    """A commit that nobody asked for is our own bug: the replay breaks at the same place."""
     recorder = FactRecorder("shard-0", Shard(SETTINGS, 0, dict.fromkeys(range(3), 0)))
     recorder.handle(TimerFired(at_s=1.0, name="due/0"))
     with pytest.raises(ProtocolMisuse, match="durable"):
@@ -117,7 +115,6 @@ def test_a_dump_ends_with_the_fact_that_broke_the_machine_and_so_does_its_logboo
 
 
 def test_a_dump_holds_no_password_and_garbage_is_no_dump() -> None:
-    """Reasons may name a broker by its URL."""
     recorder = FactRecorder("a", Island(SETTINGS, {0: 0}))
     recorder.handle(FetchFailed(at_s=0.0, fragment=0, version=1, reason="nats://ann:sec/secret@host:4222 is away"))
     text = b"\n".join(recorder.lines("a test"))
@@ -144,7 +141,6 @@ def test_every_part_of_a_machine_is_frozen() -> None:
 
 
 def test_a_machine_that_breaks_by_a_bug_of_any_kind_is_told_to_its_last_line() -> None:
-    """Not only by an error of ours: a missing key is what a real bug looks like."""
     recorder = FactRecorder("shard-0", Shard(SETTINGS, 0, dict.fromkeys(range(3), 0)))
     lines = [*recorder.lines("a test"), b'["TimerFired",{"at_s":1.0,"name":"due/99"}]']
     told = list[str]()
@@ -174,7 +170,6 @@ def test_a_dump_whose_last_facts_are_missing_says_how_many() -> None:
     ],
 )
 def test_a_damaged_dump_is_refused_as_one(damage: Any) -> None:  # noqa: ANN401
-    """Whatever is wrong with it."""
     recorder = FactRecorder("shard-0", Shard(SETTINGS, 0, dict.fromkeys(range(3), 0)))
     damaged = damage(list(recorder.lines("a test")))
     with pytest.raises(DataError, match="not a dump"):

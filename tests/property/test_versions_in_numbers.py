@@ -127,7 +127,6 @@ def test_the_bound_of_an_outer_state_is_sixteen_numbers_of_float32_each(elements
 def test_every_real_outer_state_is_within_its_bound_and_the_bound_is_not_absurd(
     outer: str, asked: dict[str, Any]
 ) -> None:
-    """A reader that is told of more than the bound asks for none of it."""
     elements = 1 << 18
     update = rules(make_outer(outer, 0.1, 0.5), outer=outer, **asked)
     packed = len(pack_arrays(update.init(np.ones(elements, np.float32))))

@@ -177,7 +177,6 @@ def test_a_learner_that_lost_every_slice_is_down_until_some_return() -> None:
 
 
 def test_as_many_learners_are_as_good_as_one_with_as_many_times_fewer_chips() -> None:
-    """The paper's rule of thumb: a stall costs its own learner only."""
     many = fmean(simulate(Job(FleetParameters(), "8", CHIPS, 2.0, seed)).goodput for seed in range(3))
     one = fmean(simulate(Job(FleetParameters(), ELASTIC, CHIPS // 8, 2.0, seed)).goodput for seed in range(3))
 
@@ -215,7 +214,6 @@ def test_chips_that_fill_no_slice_fail_without_harm() -> None:
 
 
 def test_cost_goes_with_failures_and_not_with_chips() -> None:
-    """Ten times the chips that fail ten times more seldom make the same number of events."""
     counts = []
     for chips, mtbi_days in ((1_000_000, 365.0), (10_000_000, 3650.0)):
         engine = Engine()
@@ -317,7 +315,6 @@ def test_a_number_out_of_range_is_refused_by_name(numbers: FleetParameters | Exc
 
 
 def test_what_would_never_end_is_refused() -> None:
-    """A fleet too small for its learners, and a table with more failures than patience."""
     with pytest.raises(SettingsError, match="fewer chips"):
         split(1000, 16, 64)
     with pytest.raises(SettingsError, match="too many failures"):

@@ -49,7 +49,6 @@ def sim(*words: str, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("words", [GOODPUT, ROUNDS, SCAVENGE, JOIN], ids=lambda words: words[0])
 def test_one_seed_has_one_output(tmp_path: Path, words: tuple[str, ...]) -> None:
-    """In processes that hash differently, and with other workers; another seed has another."""
     more = ("--workers", "1") if words is GOODPUT else ()
     first = sim(*words, "--out", str(tmp_path / "a"), hash_seed="1")
     second = sim(*words, *more, "--out", str(tmp_path / "b"), hash_seed="2")
@@ -66,7 +65,6 @@ def test_one_seed_has_one_output(tmp_path: Path, words: tuple[str, ...]) -> None
 
 
 def test_the_table_has_every_cell_with_its_interval(tmp_path: Path) -> None:
-    """Goodput and uptime on the terminal; all of it and the parameters in the file."""
     done = atoll("sim", *GOODPUT, "--out", str(tmp_path), "--downscale-s", "20")
     document = json.loads((tmp_path / "goodput.json").read_text())
 
@@ -180,7 +178,6 @@ def test_one_seed_has_no_interval() -> None:
 
 
 def test_help_tells_who_came_and_how_long_it_took_them() -> None:
-    """Two learners and one more for half of the work; without help nobody comes."""
     head, none, some = atoll("sim", "scavenge", "--extra", "0,50", *SCAVENGE[3:]).stdout.splitlines()
 
     assert head.split()[-4:] == ["joins", "copy", "merged", "ledger"]
@@ -203,7 +200,6 @@ def members(group: int) -> list[psutil.Process]:
 
 @pytest.mark.parametrize("group", [FleetParameters, Exchange])
 def test_every_number_is_documented_with_its_default(group: type[FleetParameters | Exchange]) -> None:
-    """In the page as in the help: name, default, and where it comes from."""
     page = (ROOT / "docs" / "explanation" / "goodput.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| `--")]
 

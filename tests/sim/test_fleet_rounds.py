@@ -179,7 +179,6 @@ def test_what_waits_in_line_was_not_sent() -> None:
 
 @pytest.mark.parametrize("loss", [0.0, 0.3])
 def test_no_learner_sends_more_than_its_link_carries(loss: float) -> None:
-    """A link that is too slow for what is asked of it is full, not faster."""
     told = rounds(CALM, Exchange(gbit_s=0.1, loss=loss), StepWindow(6400, 4, 300), 0)
 
     assert 0.05 < told.up_gbit_s <= 0.1

@@ -64,7 +64,6 @@ def test_the_tutorials_loop_keeps_its_founder_for_ten_minutes(adoption: str) -> 
 
 @pytest.mark.parametrize("adoption", ADOPTIONS)
 def test_one_that_begins_anew_beside_a_converged_peer_is_heard(adoption: str) -> None:
-    """It was killed, and comes back without its optimizer's state."""
     plans = {"a": LearnerPlan(classes=LOW), "b": LearnerPlan(classes=HIGH, restarts_s=(2.0, 12.0))}
 
     assert as_without_protection(plans, 17.0, adoption=adoption).accuracy() > 0.9

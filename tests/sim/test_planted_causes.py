@@ -36,7 +36,6 @@ def asked(out: Path, *words: str) -> str:
 
 
 def test_nothing_stands_out_in_a_run_that_goes_as_it_should(simulate: Simulate) -> None:
-    """Three equal learners: no finding, and the questions have answers of figures."""
     out = simulate(protocol__tokens_target=TOKENS).out
 
     assert findings(history_of(out)) == []

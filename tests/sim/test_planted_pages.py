@@ -33,7 +33,6 @@ def simulated(simulate: Simulate, folders: dict[str, Path], kind: str) -> Path:
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.kind)
 def test_the_page_names_the_cause_and_the_culprit(plant: Plant, simulate: Simulate, folders: dict[str, Path]) -> None:
-    """First of what stands out, with when it was and a command that leads to this very run."""
     out = simulated(simulate, folders, plant.kind)
     saved = saved_run(out)
     assert saved is not None

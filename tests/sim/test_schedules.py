@@ -115,7 +115,6 @@ def test_a_mutant_is_caught(name: str) -> None:
 
 
 def test_a_world_in_which_nobody_serves_is_not_live(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demand for liveness can fail: here no synchronizer may live."""
     monkeypatch.setattr(World, "_keep_hosts", lambda _: None)
     monkeypatch.setattr(World, "start_host", lambda _: None)
     outcome = play(3, rates={})
@@ -241,7 +240,6 @@ def test_a_campaign_goes_on_and_refuses_other_sources(
 def test_a_campaign_is_played_in_parts_and_written_down_after_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever ends it early, no more than a part is lost."""
     file, written = tmp_path / "campaign.json", []
     monkeypatch.setattr(campaign, "PART", 1)
     monkeypatch.setattr(campaign, "save", lambda path, done: written.append((path, done.schedules)))

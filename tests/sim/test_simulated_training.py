@@ -353,7 +353,6 @@ def test_wrong_settings_are_refused_by_name(told: str, said: str, tmp_path: Path
 
 
 def test_atoll_up_accepts_the_same_file(tmp_path: Path) -> None:
-    """The kernel carries the table and hands it to its children as it does all settings."""
     file = tmp_path / "run.toml"
     file.write_text(FAULTS, encoding="utf-8")
     up = plan(up_request(learners=4, config=file, out=tmp_path / "run"), {})

@@ -14,8 +14,6 @@ from support.virtual_time import virtually
 
 
 def test_time_passes_only_when_everybody_waits_and_then_at_once() -> None:
-    """A year goes by between two timers; work between them takes none of it."""
-
     async def main() -> list[float]:
         loop = asyncio.get_running_loop()
         read = [loop.time()]
@@ -110,8 +108,6 @@ def test_waiting_for_nobody_is_an_error_and_no_long_wait() -> None:
 
 
 def test_a_kill_ends_a_process_with_all_it_started_and_nobody_else() -> None:
-    """Tasks belong to the group of whoever began them; a dead group begins nothing more."""
-
     async def main() -> list[str]:
         loop, seen = asyncio.get_running_loop(), list[str]()
 
@@ -186,8 +182,6 @@ def test_an_error_that_nobody_awaits_is_told() -> None:
 
 
 def test_the_clock_of_a_loop_reads_its_time() -> None:
-    """Monotonic from zero, wall from a fixed date: the same in every run."""
-
     async def main() -> tuple[float, float]:
         clock = LoopClock(asyncio.get_running_loop())
         await asyncio.sleep(2.5)

@@ -193,7 +193,6 @@ def compose() -> dict[str, Any]:
 
 
 def test_every_compose_service_is_hardened() -> None:
-    """Non-root, read-only, without capabilities, bounded, and watched."""
     assert is_hardened((ROOT / "docker-compose.yml").read_text(encoding="utf-8")) == []
 
 
@@ -239,7 +238,6 @@ def test_the_hub_has_room_for_the_bounds_of_many_runs() -> None:
 
 
 def test_the_hub_accepts_its_configuration() -> None:
-    """nats-server itself reads infra/nats/hub.conf and finds nothing wrong."""
     server = Path(sysconfig.get_path("scripts")) / "nats-server"
     result = subprocess.run(
         [server, "-t", "-c", ROOT / "infra/nats/hub.conf"], capture_output=True, text=True, timeout=240, check=False

@@ -57,7 +57,6 @@ def test_a_contribution_is_a_sign_when_it_arrived_and_not_when_it_was_merged(tol
 
 
 def test_who_left_in_order_was_not_gone(told: SteppedRun) -> None:
-    """A farewell is a word, however long it is until the next life."""
     told.log("left", "a", 41.0, incarnation=1, tokens=300, steps=30)
     told.join("a", 57.0, incarnation=2, took_s=5.0)
 
@@ -65,7 +64,6 @@ def test_who_left_in_order_was_not_gone(told: SteppedRun) -> None:
 
 
 def test_a_learner_is_still_gone_when_the_others_have_gone_on_for_a_minute(told: SteppedRun) -> None:
-    """Until then it may only be silent."""
     sample(told, 99.0, "b")
     assert gone(told) == []
     sample(told, 101.0, "b")
@@ -89,7 +87,6 @@ def test_a_run_that_was_stopped_as_a_whole_and_a_log_that_ends_tell_of_nobody(to
 
 @pytest.mark.parametrize("start_s", [-1e9, "x", None])
 def test_what_a_kind_of_event_does_not_have_begins_no_pause(told: SteppedRun, start_s: object) -> None:
-    """Whoever may write an event may write any field into it."""
     told.log("serving", "shard-0", 41.0, epoch=2, versions={0: 3}, took_s=0.1, start_s=start_s)
 
     assert not told.history.pauses

@@ -141,7 +141,6 @@ def test_prometheus_takes_the_rules_and_their_tests_hold(words: tuple[str, ...])
 
 
 def test_every_alert_fires_and_ends_in_a_test() -> None:
-    """A rule that nobody has seen fire, or end, may do neither."""
     told = yaml.safe_load((FOLDER / "alerts_test.yml").read_text(encoding="utf-8"))
     fires, quiet = set[str](), set[str]()
     for test in told["tests"]:

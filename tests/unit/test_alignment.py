@@ -53,7 +53,6 @@ def test_a_sample_tells_the_cosine_of_the_whole() -> None:
 
 @pytest.mark.parametrize(("lie", "low", "high"), [("noise", -0.08, 0.08), ("negated", -1.0, -0.5)])
 def test_a_bad_island_is_told_by_the_others_and_not_by_its_length(lie: str, low: float, high: float) -> None:
-    """The honest three agree; the fourth, which is as long as they are, does not."""
     common = drawn(0)
     honest = [mixed(common, drawn(seed)) for seed in (1, 2, 3)]
     bad = drawn(9) if lie == "noise" else -honest[0]
@@ -75,7 +74,6 @@ def test_a_small_fragment_is_compared_whole_and_a_large_one_in_runs_of_the_same_
 
 
 def test_what_has_no_direction_has_no_alignment() -> None:
-    """Zeros, a learner alone, and a round without contributions."""
     zeros, alone = np.zeros(64, np.float32), drawn(1, 64)
 
     nothing, beside = round_of(zeros, alone)

@@ -49,7 +49,6 @@ def waiting() -> Answers:
 
 
 async def test_each_request_hears_its_own_answer_and_only_the_first() -> None:
-    """Every subject is below the inbox, and another one; what nobody waits for is dropped."""
     box = waiting()
     (first, one), (second, two) = box.expect(), box.expect()
     for subject, data in ((second, b"2"), (first, b"1"), (first, b"again"), ("_INBOX.x.guessed", b"?")):

@@ -398,7 +398,6 @@ async def test_a_manifest_is_bounded_before_it_is_read(founded: FoundedRun, caps
 
 @pytest.mark.parametrize("piece", ["frame", "state", "fragment_ledger"])
 async def test_a_manifest_that_names_an_enormous_object_is_refused(founded: FoundedRun, piece: str) -> None:
-    """Larger than the run's layout allows; in an open run anybody may write one."""
     founded.signatures = None
     store = founded.checkpoint_store
     part = store.checkpoints()[-1].parts[0]

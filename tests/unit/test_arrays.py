@@ -43,7 +43,6 @@ def test_no_arrays_survive_too() -> None:
 
 @pytest.mark.parametrize("dtype", [np.dtype(object), np.dtype("complex64"), np.dtype(ml_dtypes.int4)])
 def test_other_dtypes_are_not_packed(dtype: np.dtype[np.generic]) -> None:
-    """Objects and dtypes that need a library to read are refused by the sender."""
     with pytest.raises(PeerMisbehaved, match=dtype.name):
         pack_arrays({"x": np.zeros(2, dtype)})
 

@@ -35,7 +35,6 @@ def test_the_one_with_two_more_gives_one() -> None:
 
 
 def test_one_shard_moves_at_a_time() -> None:
-    """The next move waits until its effect can have been heard."""
     balance = told("a", heard("b", set()))
 
     assert balance.rebalance(heard("a", {0, 1, 2, 3})) == [HandOver(shard=3, to="b")]

@@ -79,7 +79,6 @@ def flat(params: Params) -> npt.NDArray[np.float32]:
 
 
 def test_one_data_parallel_learner_is_a_plain_loop(corpus: Path) -> None:
-    """Bit for bit: the same batches in the same order at the same rates."""
     settings = settings_of(corpus)
     expected = plain(prepare_work(settings), settings)
 

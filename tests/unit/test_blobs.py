@@ -74,7 +74,6 @@ def test_a_piece_that_is_too_large_is_our_mistake() -> None:
 
 
 async def test_a_download_goes_on_where_it_was() -> None:
-    """Pieces that have arrived are not read again, and the whole is verified with them."""
     bus = MemoryBus("r", MemoryBroker())
     ref = await bus.put_blob(STEM, bytes(3 * CHUNK_BYTES + 1))
     download = Download(ref, ref.size_bytes)
@@ -119,7 +118,6 @@ async def test_what_is_not_what_was_announced_is_corrupt() -> None:
 
 
 def test_an_impossible_reference_is_refused_before_anything_is_read() -> None:
-    """More pieces than bytes, or more bytes than allowed."""
     for ref in (BlobRef(STEM, 3, 2, ""), BlobRef(STEM, 1, 11, "")):
         with pytest.raises(PeerMisbehaved):
             Download(ref, 10)

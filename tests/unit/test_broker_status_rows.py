@@ -27,7 +27,6 @@ def faults(*nodes: NodeStatus, greeted: dict[str, str] | None = None, ours: Roll
 
 
 def test_nodes_that_agree_have_no_faults() -> None:
-    """Each has a route to each other one and the same roll; a single server has no peers."""
     assert faults(node("a", "b"), node("b", "a"), greeted={"h:1": "a", "h:2": "b"}) == {}
     assert faults(node("a")) == {}
     (row,) = rows_of({"h:1": "a"}, [node("a")])
@@ -35,7 +34,6 @@ def test_nodes_that_agree_have_no_faults() -> None:
 
 
 def test_the_roll_that_was_changed_last_is_the_newest() -> None:
-    """Also if only the operator has it; a node of an older Atoll says nothing of its roll."""
     assert faults(node("a", "b", roll=OLD), node("b", "a")) == {"a": ["old roll"]}
     assert faults(node("a"), ours=RollStamp(300, "2" * 8)) == {"a": ["old roll"]}
     assert faults(node("a"), ours=OLD) == {}
@@ -60,7 +58,6 @@ def entry(name: str, made_at_s: float, **more: Any) -> RollEntry:  # noqa: ANN40
 
 
 def test_a_stamp_changes_with_the_roll_and_is_read_tags() -> None:
-    """By whatever change; the same roll has the same stamp, and a server's tags tell it."""
     rolls = [
         Roll(),
         Roll((entry("ada", 5.0),)),

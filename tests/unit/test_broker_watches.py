@@ -80,7 +80,6 @@ def test_a_silent_server_that_works_is_crowded_and_not_frozen() -> None:
 
 
 def test_a_question_that_could_not_be_asked_is_no_silence() -> None:
-    """The host's own name server may be away, or its files used up."""
     server = SilentServer()
     server.speaks = None
     assert not server.frozen_after(60.0)
@@ -116,7 +115,6 @@ def test_a_stopped_server_says_nothing(tmp_path: Path) -> None:
 @pytest.mark.connected
 @pytest.mark.second_tier
 def test_a_stopped_server_is_started_anew(tmp_path: Path) -> None:
-    """Its host ends it and starts another one at the same port, which says so."""
     url_file, store = tmp_path / "url", tmp_path / "store"
     host = subprocess.Popen(host_command(store, url_file, 0), stderr=subprocess.PIPE, text=True)
     try:

@@ -113,7 +113,6 @@ def verdict(found: list[Figure], name: str) -> Figure:
 
 
 def test_a_run_in_which_nothing_happened_misses_no_goal() -> None:
-    """All is safe, everybody steps all the time, and every token is useful."""
     found = figures([calm()])
 
     assert [figure.name for figure in found if figure.holds is False] == []
@@ -247,7 +246,6 @@ def test_a_push_whose_size_nobody_heard_is_said_and_still_has_tokens() -> None:
 
 
 def test_a_commit_without_a_line_in_the_event_log_is_counted() -> None:
-    """Its owner died between the two; the ledgers tell of its contributions."""
     extract = calm()
     del extract.rounds[50]
 
@@ -286,7 +284,6 @@ def test_waits_are_counted_from_the_fault_to_the_next_commit() -> None:
 
 
 def test_learners_that_rest_during_a_takeover_miss_its_goal() -> None:
-    """A learner without a step in half of the takeover has half the pace."""
     extract = stormy()
     extract.lives["learner-1/1"] = [row for row in life(0.0, LENGTH_S) if not 10.5 < row[0] < 15.0]
     extract.lives["learner-1/1"] = [
@@ -300,7 +297,6 @@ def test_learners_that_rest_during_a_takeover_miss_its_goal() -> None:
 
 
 def test_a_takeover_beside_another_fault_says_nothing() -> None:
-    """What a restarting learner takes from the machine is no cost of a takeover."""
     extract = stormy()
     extract.faults.append(Fault(BEGAN_S + 5.0, "kill", "learner", "learner-2"))
 
@@ -369,7 +365,6 @@ def test_an_extract_that_lacks_what_is_asked_now_is_measured_again(
 
 
 def test_sources_are_those_of_services_and_shared_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A commit elsewhere leaves what was measured valid; one there, or a change, does not."""
     monkeypatch.chdir(tmp_path)
 
     def commit(folder: str, text: str) -> str:
@@ -392,7 +387,6 @@ def test_sources_are_those_of_services_and_shared_alone(monkeypatch: pytest.Monk
 
 
 def test_a_learner_that_never_came_back_counts_as_present() -> None:
-    """One of two learners that took no step at all takes half of the participation."""
     extract = calm("storm-1", 1.0)
     del extract.lives["learner-2/1"]
 
@@ -400,7 +394,6 @@ def test_a_learner_that_never_came_back_counts_as_present() -> None:
 
 
 def test_late_contributions_count_whole_and_beside_it_damped() -> None:
-    """All of one learner's contributions are a version late: half of the tokens count half."""
     extract = calm("storm-1", 1.0)
     extract.age_damping = 0.5
     late = [m.shares[1] for m in extract.rounds]
@@ -436,7 +429,6 @@ def test_steps_that_were_rolled_back_are_stepping_but_not_useful() -> None:
 
 
 def test_gaps_are_what_lies_between() -> None:
-    """Overlapping windows are one; short gaps are none."""
     assert gaps([(10.0, 20.0), (15.0, 30.0), (31.0, 40.0)], 0.0, 50.0, 3.0) == [(0.0, 10.0), (40.0, 50.0)]
 
 
@@ -450,7 +442,6 @@ def test_ranges_keep_numbers() -> None:
 
 
 def test_the_published_table_can_be_computed_again_from_its_raw_files(tmp_path: Path) -> None:
-    """A page says what its raw files say, and a page that was touched by hand is found out."""
     runs, docs = [calm(), stormy()], tmp_path / "docs"
     paths = [tmp_path / f"{run.course.name}.json.zst" for run in runs]
     for run, path in zip(runs, paths, strict=True):
@@ -481,7 +472,6 @@ def test_what_the_repository_publishes_follows_from_its_raw_files() -> None:
 
 
 def test_a_forecast_is_its_seed_and_its_rate() -> None:
-    """Repeated it is the same, and with another seed or rate another."""
     first = list(islice(forecast(7, 16.0), 50))
 
     assert first == list(islice(forecast(7, 16.0), 50))
@@ -508,7 +498,6 @@ def test_both_systems_get_the_same_storm() -> None:
 
 
 def test_a_storm_is_long_enough_for_its_kills_and_has_one_partition() -> None:
-    """The length follows from the forecast; the partition lies inside."""
     seconds = seconds_for(0, 16.0, 200)
     planned = storm(0, 16.0, seconds, 60.0)
     partitions = [fault for fault in planned if fault.act == "partition"]
@@ -571,7 +560,6 @@ def test_a_worker_that_joins_again_breaks_the_group() -> None:
 
 
 def test_a_worker_that_died_before_it_was_told_is_told_in_its_next_life() -> None:
-    """No step can have been taken without it, so nobody has to go back."""
     group = WorkerGroup(2)
     group.on_join(GroupMessage(1, 0, 0), "a", 1.0)
     group.on_join(GroupMessage(2, 0, 0), "b", 1.5)
@@ -606,7 +594,6 @@ def test_the_interval_holds_the_ratio_and_narrows_with_windows() -> None:
 
 @pytest.mark.parametrize("taken", [0, 2])
 def test_an_owner_that_changes_in_an_absence_is_a_miss(taken: int) -> None:
-    """Each shard's next version comes three seconds after the broker is back."""
     extract = run(10.0)
     extract.faults = [Fault(1000.0 + 7.0, "freeze", "broker", "broker", -1, 1000.0 + 13.0)]
     extract.tenures, extract.report = {0: taken, 1: 0}, {"fates_exact": True}

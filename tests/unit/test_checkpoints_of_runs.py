@@ -101,7 +101,6 @@ async def test_a_founding_that_sorts_later_crowds_nothing_out(
 async def test_a_shard_whose_marks_are_never_complete_says_so(
     founded: FoundedRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also which shard is missing; one checkpoint that is late is nothing to speak of."""
     await founded.checkpoint()
     founded.later()
     await founded.checkpoint(0)
@@ -134,7 +133,6 @@ class HungObjectStore(BrokenObjectStore):
 async def test_a_last_mark_that_takes_too_long_is_counted_and_said(
     founded: FoundedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A shard that finishes does not leave without its newest state in silence."""
     monkeypatch.setattr(archivist, "LAST_MARK_S", 0.05)
     object_store = HungObjectStore(founded.object_store)
     last = founded.archivist(0, object_store)
@@ -148,7 +146,6 @@ async def test_a_last_mark_that_takes_too_long_is_counted_and_said(
 
 
 async def test_a_store_that_hangs_keeps_no_process_from_ending(founded: FoundedRun) -> None:
-    """What hangs is a daemon thread: the interpreter does not wait for it."""
     object_store = HungObjectStore(founded.object_store)
     marking = asyncio.create_task(
         founded.archivist(0, object_store).checkpoint(founded.bus, founded.stores[0], lambda: founded.told)

@@ -41,7 +41,6 @@ RAISES = (
 @pytest.mark.parametrize("style", ["console", "json"])
 @pytest.mark.parametrize("todo", ["", ", todo='mend it'"])
 def test_an_error_of_ours_is_told_as_our_own(tmp_path: Path, style: str, todo: str) -> None:
-    """Not as a text inside a text; one that does not say what to do, too."""
     program = f"{RAISES}SettingsError('wrong', got=1, allowed=2{todo})\nrun_guarded(work)"
     error = failure_of(program, tmp_path, ATOLL_LOG__FORMAT=style)
     log = str(tmp_path / "child.jsonl")

@@ -290,7 +290,6 @@ def test_learners_that_are_gone_are_missed_by_a_shard_that_was_connected() -> No
 
 
 def test_a_learner_that_is_there_and_does_not_train_yet_is_waited_for() -> None:
-    """One has left, the other compiles: a quorum of two may still be met."""
     fleet = LyingFleet("", quorum=2)
     for at_s, training in ((0.0, True), (0.5, False)):
         fleet.tell(
@@ -378,7 +377,6 @@ def test_a_drain_does_not_wait_for_silence() -> None:
 
 
 def test_an_outage_enters_no_average() -> None:
-    """Neither the time to a quorum nor that of a commit, and so no grace window."""
     fleet = LyingFleet("abc", quorum=3)
     fleet.run(8.0)
     fleet.honest = "ab"

@@ -58,7 +58,6 @@ def test_a_clipped_contribution_counts_as_one_that_came_shorter(
 
 
 def test_it_is_corrected_first_and_then_clipped() -> None:
-    """Turned towards the momentum as it came; the whole is a quarter as long then."""
     draw = np.random.default_rng(4)
     vector, momentum = (draw.normal(size=SIZE).astype(np.float32) for _ in range(2))
     whole, clipped = (merged([vector], [scale], momentum, correction="heloco") for scale in (1.0, SCALE))

@@ -44,7 +44,6 @@ def test_a_broker_has_one_address_or_several(url: str, known: bool) -> None:  # 
     ],
 )
 def test_what_can_be_no_node_is_refused(node: ClusterNode, complaint: str) -> None:
-    """By the option that is wrong."""
     with pytest.raises(SettingsError, match=complaint):
         node.check()
 
@@ -85,7 +84,6 @@ def test_a_local_cluster_keeps_its_name_and_not_its_ports(tmp_path: Path) -> Non
 
 
 def test_first_tries_are_short_where_another_node_may_take_over() -> None:
-    """A single broker is given all the time that a slow link needs."""
     options = BusOptions(try_s=10.0, first_try_s=2.0)
 
     assert [options.tries_s(attempts, 1) for attempts in (0, 50)] == [10.0, 10.0]

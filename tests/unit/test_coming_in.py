@@ -47,7 +47,6 @@ async def test_who_may_not_found_says_again_and_again_for_whom_it_waits(
     ("locked", "todo"), [(False, "choose another learner.id"), (True, "your identity was copied: ask for a new key")]
 )
 async def test_an_id_that_is_held_names_its_holder(locked: bool, todo: str, run: str, tmp_path: Path) -> None:  # noqa: FBT001
-    """Behind a locked door an identity has one id, so there is no other to choose."""
     broker, subjects = MemoryBroker(), run_record(run).subjects
     keys = KeyFolder(tmp_path / "keys")
     keys.create(["127.0.0.1"], time.time())
@@ -75,7 +74,6 @@ async def test_an_id_that_is_held_names_its_holder(locked: bool, todo: str, run:
 
 
 async def test_waiting_for_a_founder_has_an_end(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It names the one who could begin the run."""
     monkeypatch.setattr(founding, "FOUNDED_S", 0.01)
     with pytest.raises(AccessDenied, match="--founds"):
         await founding.await_founding(MemoryBus(run, MemoryBroker()), run_record(run).subjects)

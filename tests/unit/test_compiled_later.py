@@ -169,7 +169,6 @@ def test_whoever_waits_for_the_compiler_takes_a_turn_as_well(tmp_path: Path, mon
 
 
 def test_a_process_that_ends_waits_for_no_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one who has it may be at work for a minute."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = threading.Event()
     later: CompiledLater[None] = CompiledLater("a", made.set, worth_elements=1)

@@ -107,7 +107,6 @@ def test_the_monitors_port_alone_is_published_to_this_host_and_every_connection_
 
 @pytest.mark.parametrize("service", OURS)
 def test_every_folder_that_a_service_is_told_to_write_to_is_a_volume(service: str) -> None:
-    """The root of each container is read-only; without one the evaluator could not start."""
     targets = {volume.split(":")[1] for volume in COMPOSE["services"][service].get("volumes", ())}
     told = [value for value in environment(service).values() if value.startswith("/state")]
 

@@ -60,7 +60,6 @@ def without(text: str, *sections: str) -> str:
 
 
 def test_a_printed_file_keeps_what_was_given(tmp_path: Path) -> None:
-    """Values that were given stand as values, so the file asks for the same run."""
     asked = ("train.rate=0.01", "up.throttle.learner-2=4", 'up.corpus=["a b.txt"]', "sim.links.shard-0.latency_s=0.5")
     words = [word for text in asked for word in ("--set", text)]
     file = tmp_path / "run.toml"
@@ -75,7 +74,6 @@ def test_a_printed_file_keeps_what_was_given(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", [[], ["--describe"], ["--toml"]])
 def test_no_form_shows_a_password(form: list[str]) -> None:
-    """Wherever an address may hold one."""
     words = [f"{name}=nats://ann:hunter2@host:1" for name in ("broker.url", "up.via.learner-1", "archive.url")]
     done = atoll("config", *form, *(word for text in words for word in ("--set", text)))
 

@@ -48,7 +48,6 @@ async def test_a_connection_without_a_thread_lives_where_it_was_opened() -> None
 
 
 async def test_closing_ends_what_is_under_way_and_leaves_its_caller_alive(place: ConnectionLoop) -> None:
-    """The caller is told that the bus was closed, and goes on; later calls are refused."""
     began = asyncio.Event()
 
     async def caller() -> str:
@@ -113,7 +112,6 @@ REFUSED = nats.errors.Error("nats: 'Authorization Violation'")
 
 
 def test_a_trouble_of_all_connections_is_logged_once() -> None:
-    """The first that has it says it; the text of each has all, for errors."""
     trunk = Complaints("a")
     branches = [Complaints(f"a-bulk-{number}", trunk) for number in range(2)]
     with capture_logs() as said:

@@ -37,7 +37,6 @@ def running() -> History:
 
 
 def test_every_process_has_a_row_with_its_pace_and_its_bytes() -> None:
-    """Learners with steps, loss, speed and lag; shards with what is known of them."""
     lines = drawn(running(), 2.0, 2 * WIDE)
 
     learner = ["learner-1", "training", "3", "7", "2.500", "123", "4", "25.0%"]

@@ -90,7 +90,6 @@ async def frame(reader: asyncio.StreamReader, kind: str) -> dict[str, Any]:
 
 
 async def test_the_page_loads_nothing_from_elsewhere() -> None:
-    """Every file that it names is served, with a policy that lets it load no other."""
     async with serving() as server:
         status, headers, body = await server.get("/")
         named = re.findall(r'(?:src|href)="(/?[^"#]+)"', body.decode())
@@ -105,7 +104,6 @@ async def test_the_page_loads_nothing_from_elsewhere() -> None:
 
 
 def test_no_file_of_the_page_names_another_machine() -> None:
-    """No script, style or picture from a network; comments of others may name their home."""
     ours = [path for path in STATIC.rglob("*") if path.is_file() and "vendor" not in path.parts]
     named = {path.name: re.findall(r"https?://[\w.-]+", path.read_text(encoding="utf-8")) for path in ours}
 

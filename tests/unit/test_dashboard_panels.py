@@ -84,7 +84,6 @@ def test_alerts_that_differ_in_a_digit_are_two(tmp_path: Path) -> None:
 
 
 def test_a_finding_whose_beginning_moves_stays_open(tmp_path: Path) -> None:
-    """Of a long run only the newest rounds are known, so what lasts begins later each time."""
     script = """
       const panel = new Causes(new Element("section"));
       panel.set({ rounds: 320, findings: before });

@@ -150,7 +150,6 @@ def test_a_shard_that_dies_is_marked_live_and_from_the_log(told: ToldRun) -> Non
 
 
 def test_goodput_counts_the_gap_between_two_lives(told: ToldRun) -> None:
-    """It is presence without steps; and the figure of the whole run is that of the report."""
     told.log("joined", "b", 20.0, incarnation=2)
     told.sample("b", 22.0, 4, incarnation=2)
     curves = curves_of(told.view, told.facts(23.0))
@@ -183,7 +182,6 @@ def trained(until_s: int) -> ToldRun:
 
 
 def test_goodput_falls_while_a_learner_is_silent() -> None:
-    """It is present and does not step, from its last sample until it is back or has left."""
     run = trained(120)
     before = goodputs(run, run.facts(121.0))
     for at_s in range(122, 241, 2):
@@ -212,7 +210,6 @@ def test_a_run_says_what_it_waits_for() -> None:
 
 
 def test_many_learners_are_cut_and_counted() -> None:
-    """The frame stays small; what is left out is told, and sums are those of all."""
     run = ToldRun()
     for number in range(LEARNERS_MAX + 6):
         run.beat(f"learner-{number:03}", 5.0)

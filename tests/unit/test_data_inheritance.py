@@ -69,7 +69,6 @@ def test_a_cursor_is_within_its_unit_or_none(cursor: tuple[int, int], goes_on: b
 
 
 def test_returned_units_are_in_order_and_begun_ones_are_granted_whole() -> None:
-    """One that nobody has begun may be cut, one that was begun keeps its borders."""
     ledger = DataLedger(blocks=12)
     ledger, first = take(ledger, "a", 1, 4)
     ledger, second = take(ledger, "b", 1, 4)
@@ -130,7 +129,6 @@ def test_what_one_reader_left_and_another_goes_on_with_is_each_ones_own() -> Non
 
 
 def test_the_sums_are_those_of_the_newest_sixteen_epochs() -> None:
-    """No more, and none of them twice."""
     ledger = DataLedger(blocks=1)
     for _ in range(20):
         ledger, unit = take(ledger, "a", 1, 1)
@@ -145,7 +143,6 @@ def test_a_holder_says_how_many_windows_it_has_before_it_has_read_one() -> None:
 
 
 def test_a_lease_dies_after_all_of_its_time_and_no_sooner() -> None:
-    """Counted from the look that saw the last renewal, by looks that are close together."""
     watch, (ledger, _) = LeaseWatch(lease_s=6.0), take(DataLedger(blocks=4), "a", 1, 4)
     dead_at = [look for look in range(40) if watch.dead_holders(ledger, 100.0 + 0.25 * look)]
     assert dead_at[0] == 24
@@ -166,7 +163,6 @@ def test_a_unit_that_no_reader_mixes_in_memory_is_none() -> None:
 
 
 def test_no_life_inherits_more_than_one_may_hold() -> None:
-    """Former lives may have held as much each; what is beyond returns to the pool."""
     ledger = DataLedger(blocks=2 * HELD_MAX)
     for life in (1, 2):
         for _ in range(HELD_MAX):

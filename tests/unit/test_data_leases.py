@@ -245,7 +245,6 @@ async def test_a_holder_that_renews_keeps_its_unit_however_long_it_takes(learner
 
 
 async def test_what_is_read_to_its_end_is_struck_and_counted(learners: Learners) -> None:
-    """It is not taken for lost."""
     _, leases = await learners.join("a")
     unit = await leases.take(4)
     leases.progress = {unit.key: (8, 8)}

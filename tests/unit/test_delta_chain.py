@@ -166,7 +166,6 @@ async def test_a_keyframe_without_its_state_is_refused(founded: ChainRun) -> Non
 
 @pytest.mark.parametrize("behind", [DELTAS_BEHIND, DELTAS_BEHIND + 1])
 async def test_who_was_away_for_long_begins_at_the_keyframe(founded: ChainRun, behind: int) -> None:
-    """A few deltas before a keyframe are kept for those who are only a little behind."""
     await founded.commit(EVERY - behind)
     held = GlobalFragment(0, founded.head.version, founded.values)
     await founded.commit(behind)

@@ -122,7 +122,6 @@ def test_a_change_of_the_description_changes_what_follows_from_it_and_no_key(tmp
 
 
 def test_an_edited_file_is_not_overwritten(tmp_path: Path) -> None:
-    """The rendering stops, names it, and has written nothing; nothing is lost by a mistake."""
     description, out = every_target(tmp_path), tmp_path / "out"
     render(read_description(description), out)
     edited = out / "desk" / "compose.yml"
@@ -191,7 +190,6 @@ def test_every_run_file_is_taken_by_its_service(tmp_path: Path, hub: str) -> Non
 
 
 def test_every_kubernetes_object_keeps_the_schema_of_its_version(rendered: Path) -> None:
-    """Strictly: an unknown field is an error; of three versions of Kubernetes."""
     found = [one for folder in IN_KUBERNETES for one in built(rendered / folder)]
     kinds_found = {one["kind"] for one in found}
     for one in found:
@@ -253,7 +251,6 @@ def test_every_pod_is_closed(rendered: Path) -> None:
 
 
 def test_a_learner_that_is_cut_off_is_not_killed_and_one_that_has_finished_is_not_started(rendered: Path) -> None:
-    """No liveness probe; a Job that tries without an end, and not again after a success."""
     jobs = list(documents(rendered / "eu" / "learners.yaml"))
 
     assert [job["metadata"]["name"] for job in jobs] == ["eu-1", "eu-2"]
@@ -303,7 +300,6 @@ def test_a_monitor_is_started_that_can_only_read_and_serves_at_its_port(tmp_path
 
 
 def test_a_monitor_is_asked_by_any_pod_and_reaches_the_broker_alone(rendered: Path) -> None:
-    """A Prometheus stands in a namespace of its own, and finds it by a Service."""
     found = list(built(rendered / "hub"))
     rules = {one["metadata"]["name"]: one["spec"] for one in found if one["kind"] == "NetworkPolicy"}
     services = {one["metadata"]["name"]: one["spec"] for one in found if one["kind"] == "Service"}
@@ -528,7 +524,6 @@ def test_containers_of_synchronizers_alone_have_the_folder_of_the_archive(tmp_pa
     ],
 )
 def test_a_folder_is_given_only_where_one_is_written_to(tmp_path: Path, target: str, settings: tuple[str, ...]) -> None:
-    """An object store needs none, and so does an archive into which nothing goes."""
     texts = rendered_texts(read_description(with_archive(tmp_path, target, *settings)))
     started = "".join(text for name, text in texts.items() if not name.endswith("/atoll.toml"))
 
@@ -662,7 +657,6 @@ def _verified(*units: Path) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_a_mistake_in_the_description_is_one_message(tmp_path: Path, before: str, after: str, said: str) -> None:
-    """It names what is wrong, and nothing is written."""
     description = every_target(tmp_path)
     text = description.read_text(encoding="utf-8")
     assert before in text
@@ -709,7 +703,6 @@ trees = st.dictionaries(
 
 @given(trees)
 def test_whatever_is_written_as_yaml_is_read_back(tree: dict[str, Any]) -> None:
-    """Texts stay texts, whatever a reader of YAML could take them for."""
     assert yaml.safe_load(as_yaml(tree)) == tree
 
 

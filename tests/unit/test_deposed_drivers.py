@@ -57,7 +57,6 @@ async def test_a_commit_that_a_later_owner_has_fenced_keeps_its_chunks() -> None
 
 
 async def test_a_commit_that_never_became_visible_leaves_nothing_behind() -> None:
-    """Its chunks are deleted: no head names them, and none ever will."""
     broker, run = MemoryBroker(), "deposed"
     record = await founded(broker, run)
     outer = make_outer("nesterov", 1.0, 0.0)

@@ -85,7 +85,6 @@ def test_a_fragment_is_encoded_as_on_the_host(codec: str) -> None:
 
 
 def test_nothing_stays_on_the_device_but_anchor_and_residue() -> None:
-    """One array lives more than before: what rounding took."""
     trained = TrainedRun()
     encoder, _ = trained.encoder()
     assert encoder is not None
@@ -139,7 +138,6 @@ def test_a_fragment_is_adopted_as_on_the_host(adoption: str, committed: bool) ->
 
 
 def test_the_host_encodes_where_a_device_cannot_and_says_why() -> None:
-    """Each reason in words; on a CPU the device is taken only if it was asked for."""
     trained = TrainedRun()
     assert trained.encoder("host") == (None, "so it was asked for")
     assert trained.encoder("auto") == (None, "parameters lie in the host's memory")

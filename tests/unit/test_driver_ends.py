@@ -54,7 +54,6 @@ class UnheardBus(MemoryBus):
 
 
 async def test_a_candidacy_that_is_cancelled_does_not_go_on() -> None:
-    """It took the queue over, and read it without a lease that anybody renewed."""
     broker = MemoryBroker()
     record = await founded(broker, RUN)
     bus = SlowQueueBus(RUN, broker)

@@ -144,7 +144,6 @@ def test_what_was_trained_after_the_last_push_is_in_the_model(ending: str, after
 
 
 def test_a_learner_that_dies_at_the_end_is_waited_for_until_it_counts_as_silent() -> None:
-    """No longer: then the others are merged without it."""
     made = world("together", silence_s=5.0)
     made.tick(6.0)
     made.beat("a")
@@ -160,7 +159,6 @@ def test_a_learner_that_dies_at_the_end_is_waited_for_until_it_counts_as_silent(
 
 
 def test_an_heir_at_the_end_listens_before_it_believes_that_nobody_else_is_there() -> None:
-    """It has heard one learner's last push; the others' come while it listens."""
     made = world("together", silence_s=5.0)
     made.shard = Shard(made.settings, 0, {0: 0})
     for name in NAMES:
@@ -174,7 +172,6 @@ def test_an_heir_at_the_end_listens_before_it_believes_that_nobody_else_is_there
 
 
 def test_one_learner_that_leaves_a_running_fleet_neither_hurries_nor_holds_anybody() -> None:
-    """Below the target a round begins at its beat and ends as always, by its grace window."""
     made = world("together", tokens_target=0, grace_gamma=0.0, silence_s=60.0)
     made.drain("a")
     made.deliver()
@@ -188,7 +185,6 @@ def test_one_learner_that_leaves_a_running_fleet_neither_hurries_nor_holds_anybo
 
 
 def test_the_rest_waits_for_its_push_and_is_on_the_version_that_this_one_makes() -> None:
-    """Not sent before the push is durable; on the newest version known, or on the next."""
     for known, base in ((0, 1), (3, 3)):
         settings = ProtocolSettings(fragments=1, interval_steps=8, shards=1, ending="together")
         island = Island(settings, {0: 0})

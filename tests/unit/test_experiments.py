@@ -105,7 +105,6 @@ def result(cell: GridCell, final: float | None, **facts: object) -> Record:
 
 
 def test_a_grid_has_every_combination_but_those_skipped() -> None:
-    """Axes of values and of named bundles are combined; a skipped point is none."""
     found = rows(grid(), range(2))
 
     assert [tuple(row.labels.values()) for row in found] == [("2", "mean"), ("2", "rda"), ("4", "mean")]
@@ -167,7 +166,6 @@ def test_names_of_cells_differ_when_cells_do() -> None:
 
 
 def test_every_experiment_of_the_repository_can_be_asked() -> None:
-    """Each file is read, and each of its cells has settings that a run accepts."""
     files = sorted((ROOT / FOLDER).glob("*.toml"))
     counted = {path.stem: len(rows(read(path)[0], range(3))) for path in files}
 
@@ -238,7 +236,6 @@ def crew_of(folder: Path, said: list[str], jobs: int = 1) -> Crew:
 
 @pytest.mark.parametrize("left", ["", "{", "[]", "{}", '{"cell": 5}', "\0\0"])
 def test_a_damaged_record_is_a_cell_not_done(tmp_path: Path, left: str) -> None:
-    """It is run again; estimates do without it."""
     store = CellStore(tmp_path, "sources")
     store.keep(small(0), {"cell": small(0).describe(), "final": None, "took_s": 1.0})
     assert store.find(small(0)) is not None
@@ -249,7 +246,6 @@ def test_a_damaged_record_is_a_cell_not_done(tmp_path: Path, left: str) -> None:
 
 
 def test_a_record_of_another_cell_is_none_of_this_one(tmp_path: Path) -> None:
-    """The name is the digest of what the record says it is of."""
     store = CellStore(tmp_path, "sources")
     store.keep(small(0), {"cell": {**small(0).describe(), "seed": 7}, "final": 1.0, "took_s": 1.0})
     assert json.loads((tmp_path / "sources" / f"{small(0).digest}.json").read_text(encoding="utf-8"))["final"] == 1.0
@@ -276,7 +272,6 @@ def test_cells_made_with_other_defaults_never_count(tmp_path: Path, monkeypatch:
 
 
 def test_the_record_of_a_warm_start_counts_both_parts() -> None:
-    """Tokens and curve of the second part are counted on from the first."""
     warm = {**REPORT, "tokens_trained": 50, "validation": {**REPORT["validation"], "curve": []}}  # type: ignore[dict-item]
     record = record_of(small(0), REPORT, warm)
 
@@ -339,7 +334,6 @@ def test_gaps_are_taken_seed_by_seed_to_the_best_rival() -> None:
 
 
 def test_an_average_is_compared_with_an_average() -> None:
-    """Where the baseline keeps none, with its last values."""
     records = records_of(FINALS)
     row = rows(grid(), range(2))[0]
     for cell, average in zip(row.cells, (2.1, 2.2), strict=True):
@@ -352,7 +346,6 @@ def test_an_average_is_compared_with_an_average() -> None:
 
 
 def test_a_divergence_is_counted_and_not_averaged() -> None:
-    """A cell that diverged has no loss; its row says so."""
     found = answers(rows(grid(), range(2)), records_of(FINALS))
 
     assert (found[2].diverged, found[2].values["final"]) == (1, {0: 2.0})
@@ -402,7 +395,6 @@ def test_a_page_has_a_table_with_spreads_and_every_seed() -> None:
 
 
 def test_a_published_page_can_be_made_again(tmp_path: Path) -> None:
-    """From its raw file alone; a page that was touched by hand is found out."""
     raw = tmp_path / "made" / "experiment-which.json.zst"
     save(raw_of(records_of(FINALS)), raw)
     folder = tmp_path / "results"
@@ -435,7 +427,6 @@ def test_a_published_page_outlives_the_defaults_that_named_its_cells() -> None:
 
 
 def test_a_rate_that_follows_from_the_model_is_a_default_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cells of another rule do not count, except those that say their rate."""
     cells = [
         GridCell("atoll", 2, 100, 0, 0.0, (("model.size", '"xs"'), *more)) for more in ((), (("train.rate", "0.001"),))
     ]

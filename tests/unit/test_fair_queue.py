@@ -39,7 +39,6 @@ def test_the_newest_stays_where_each_sender_has_one() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_queue_is_in_order_within_its_bound_and_fair(seed: int) -> None:
-    """Whoever has no more than its share has lost nothing."""
     rng, made, sent = random.Random(seed), queue(40), Counter[str]()
     for number in range(200):
         name = rng.choice("ab" + 30 * "m")
@@ -52,7 +51,6 @@ def test_a_queue_is_in_order_within_its_bound_and_fair(seed: int) -> None:
 
 
 async def test_a_flood_pushes_no_message_of_others_out_of_a_feed() -> None:
-    """Heartbeats of one sender, as fast as they come, and one of each other before them."""
     stats = BusStats()
 
     async def close(_: BufferedSubscription) -> None:
@@ -85,7 +83,6 @@ async def test_large_messages_of_one_sender_push_out_their_own() -> None:
 
 @pytest.mark.parametrize("kind", ["joined", "sample", "left"])
 def test_who_writes_without_end_forgets_nobody_else_in_a_history(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """Events of as many lives as it likes: what is known of the others stays."""
     monkeypatch.setattr(histories, "WRITERS_MAX", 100)
     run = SteppedRun(notes_kept=100)
     for who in run.steps:

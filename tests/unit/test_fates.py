@@ -42,7 +42,6 @@ async def test_who_has_not_left_when_the_run_is_over_has_died(
 
 
 def test_former_lives_are_one_row_and_count(capsys: pytest.CaptureFixture[str]) -> None:
-    """Their token-fragments need be no multiple of P: each fragment counts its own part."""
     known = Ledger({"ada/9": Account(trained=50, merged=100, pushed=100, left=True)}, fragments=2)
     known.former = FormerLives(lives=1_234, tokens=500, merged=901, superseded=90, refused={"stale": 7}, lost=1)
 

@@ -103,7 +103,6 @@ def one(cause: Cause, culprit: str, from_s: float, until_s: float | None) -> Run
 
 
 def test_a_full_disk_explains_what_fell_into_its_time_and_nothing_else() -> None:
-    """Whoever that befell; a shard that died later has a cause of its own."""
     disk, meanwhile = one("disk was full", "broker", 10.0, 20.0), one("shard without owner", "shard-0", 9.0, 19.0)
     later, open_ended = one("shard without owner", "shard-1", 30.0, 40.0), one("stale refusals", "a", 18.0, None)
     found = by_cause([disk, meanwhile, later, open_ended], 100.0)
@@ -117,7 +116,6 @@ def test_a_full_disk_explains_what_fell_into_its_time_and_nothing_else() -> None
 
 
 def test_two_short_hiccups_hours_apart_are_two_findings_and_explain_nothing_between(told: SteppedRun) -> None:
-    """A learner that was late all the time between them was so for a reason of its own."""
     hour_s = 3600.0
     told.round(11, at_s=120.0, commit_s=3.0, hindered=2.0)
     told.round(11, at_s=130.0, commit_s=3.0, hindered=2.5, fragment=1, shard="shard-1")
@@ -181,7 +179,6 @@ def test_nothing_merged_is_told_only_of_a_learner_that_was_there_and_was_never_m
 
 
 def test_what_goes_on_comes_before_what_has_ended_and_the_newer_before_the_older() -> None:
-    """The graver cause comes first among those; a measurement of the last minute goes on."""
     ended = [one("shard without owner", f"shard-{number}", 10.0 * number, 10.0 * number + 5.0) for number in range(3)]
     dead, isolated = one("shard without owner", "shard-9", 50.0, None), one("quarantine", "a", 5.0, None)
     slow, former = one("slow learner", "b", 0.0, 990.0), one("slow learner", "c", 0.0, 100.0)
@@ -194,7 +191,6 @@ def test_what_goes_on_comes_before_what_has_ended_and_the_newer_before_the_older
 
 
 def test_what_had_ended_before_the_oldest_round_that_is_kept_is_not_told() -> None:
-    """A page tells of its newest rounds; a report, which has all rounds, still tells of it."""
     page, report = SteppedRun(rounds_kept=10), SteppedRun()
     for run in (page, report):
         run.serve("shard-0", 9.0)

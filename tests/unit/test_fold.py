@@ -77,7 +77,6 @@ def rda_reference(vectors: Sequence[Vector], weights: Sequence[float]) -> Wide:
 
 @pytest.mark.parametrize("count", [2, 5, 9])
 def test_rda_keeps_norm_and_direction_per_slice(count: int) -> None:
-    """Each slice has its own radius and direction; a direct slice takes the mean."""
     vectors, weights = drawn(count)
     slices = slices_of(SIZES, direct=["embed"])
     merged = folded(slices, "rda", vectors, weights).pseudo_gradient
@@ -102,7 +101,6 @@ def test_a_direction_is_one_above_the_rounding_of_those_in_it() -> None:
 
 
 def test_lengths_that_are_far_apart_stay_finite() -> None:
-    """From the shortest slice with a direction to the longest that a run may allow."""
     short, long = np.array([1e-19, 0.0], np.float32), np.array([0.0, 1e12], np.float32)
     for vectors in ([short, long], [long, short]):
         merged = folded(slices_of({"w": 2}), "rda", vectors, [1.0, 1.0]).pseudo_gradient
@@ -119,7 +117,6 @@ def test_a_vanishing_slice_does_not_overflow() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_one_contribution_is_returned_bit_for_bit(method: Method) -> None:
-    """A merge of one is the identity, whatever its weight, and it is a copy."""
     vectors, _ = drawn(1)
     sent = vectors[0].copy()
     fold = FragmentFold(slices_of(SIZES), method)
@@ -162,7 +159,6 @@ def test_a_weight_is_positive_and_finite_and_a_staleness_weight_a_share(weight: 
 
 
 def test_an_empty_fold_has_no_result() -> None:
-    """A merge of nothing is a mistake of the caller."""
     with pytest.raises(ProtocolMisuse, match="nothing"):
         FragmentFold(slices_of({"w": 2})).result()
 

@@ -167,7 +167,6 @@ def test_what_a_shard_may_honestly_write_is_never_refused() -> None:
 
 @pytest.mark.parametrize(("loss", "told"), [(2.5, 2.5), (1e200, None), (float("nan"), None), (-1e200, None)])
 async def test_a_learner_tells_of_a_loss_only_what_is_taken(loss: float, told: float | None) -> None:
-    """One that has diverged beyond every bound is told as every loss is that is no number."""
     known = await LossReader().read(loss)
     assert msgspec.json.decode(msgspec.json.encode(known)) == told
 
@@ -362,7 +361,6 @@ async def test_a_scene_that_fails_ends_no_other(
 
 @pytest.mark.parametrize("state", ["\n\x1b[2J", "x" * 100_000])
 def test_why_a_message_was_refused_is_said_in_few_plain_words(state: str) -> None:
-    """Its own words are in it, but they neither move a cursor nor fill a log."""
     view = History()
     view.on_event(event("sample", "a", 1.0, incarnation=1, step=1, tokens=1, state=state))
     reason = view.strange["a"].reason

@@ -125,7 +125,6 @@ def test_a_codec_that_does_not_exist_is_refused_by_its_setting() -> None:
 @settings(max_examples=30, deadline=None)
 @given(elements=st.integers(1, 3 * BLOCK), seed=st.integers(0, 1 << 20))
 def test_an_error_is_a_share_of_the_largest_of_a_block(form: Format, elements: int, seed: int) -> None:
-    """One outlier spoils only its block; zero where nothing is rounded."""
     vector = drawn(elements, seed)
     back = carried(form, vector)
     for start in range(0, elements, BLOCK):
@@ -272,7 +271,6 @@ def test_both_sets_agree_to_the_bit(form: Format, elements: int, places: tuple[f
 
 @every_format
 def test_every_code_stands_for_the_same_in_both_sets(form: Format) -> None:
-    """Those that no quantiser of ours writes, too: a peer may."""
     if form.bits > 8:
         return
     codes = np.arange(256, dtype=np.uint8)
@@ -314,7 +312,6 @@ def normal(elements: int, seed: int) -> Vector:
 @settings(max_examples=8, deadline=None)
 @given(elements=st.sampled_from(LENGTHS), seed=st.integers(0, 1 << 20))
 def test_device_and_host_agree_to_the_bit(form: Format, elements: int, seed: int) -> None:
-    """Whatever the length; JAX compiles for each length, so they are the same in each run."""
     assert same_on_device(form, normal(elements, seed))
 
 
@@ -378,7 +375,6 @@ def test_an_encoded_vector_does_as_its_expansion_would(form: Format, elements: i
 def test_settling_is_quantising_adding_and_rounding_what_is_left(
     form: Format, kernels_of: Callable[[Format], Kernels], elements: int
 ) -> None:
-    """To the bit, in both sets, also where scales are too small to be sent."""
     values, target = drawn(elements, 1), drawn(elements, 2)
     values[: elements // 4], target[: elements // 8] = 0.0, np.float32(1e-39)
     sent, largest = quantised(plain_kernels(form), form, np.subtract(target, values))
@@ -419,7 +415,6 @@ def test_a_format_whose_squares_would_overflow_is_refused() -> None:
 
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_codes_of_any_width_are_stored_and_loaded(bits: int) -> None:
-    """Narrow codes are cut into fields; a block takes as many bytes as its bits need."""
     form = dataclasses.replace(FORMATS["int4"], bits=bits)
     codes = np.random.default_rng(bits).integers(0, 1 << bits, (3, BLOCK)).astype(np.int32)
     items = stored(form, codes)

@@ -250,7 +250,6 @@ def test_what_comes_late_of_a_former_life_has_a_fate(shards: int) -> None:
 
 
 def test_a_learner_that_comes_again_has_an_account_as_ever() -> None:
-    """Its former lives are folded; the new one is none of them."""
     desk = many_former_lives()
     desk.interval("once-000007")
 
@@ -290,7 +289,6 @@ def test_an_heir_finds_each_fragment_as_it_was_written_and_no_token_twice(
 
 
 def test_nothing_is_folded_before_the_queue_has_settled_what_it_held() -> None:
-    """What a life had pushed may still wait there, however long it is over."""
     desk = many_former_lives()
     folded = desk.shards[0].ledger.former.lives
     desk.turn -= 100  # the queue answers, and has come no further
@@ -350,7 +348,6 @@ def test_nothing_is_folded_of_which_a_push_is_in_hand() -> None:
 
 
 def test_whose_account_did_not_add_up_is_named_after_it_is_folded() -> None:
-    """It said as it left that it had pushed more than what ever came."""
     desk = LivesDesk()
     desk.interval()
     shard = desk.shards[0]
@@ -384,7 +381,6 @@ def test_a_learner_that_claims_lives_has_a_bounded_number_of_accounts(order: int
 
 
 def test_the_learners_that_are_named_are_the_last_ones() -> None:
-    """Of one that fell out nobody can say here whether it was folded, so its record has to."""
     former = FormerLives()
     for number in range(UNTIL_MAX + 5):
         former.remember(f"l{number}/1")

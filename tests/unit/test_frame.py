@@ -110,7 +110,6 @@ def test_what_comes_as_float32_is_not_copied() -> None:
 
 
 def test_a_segment_in_another_place_is_refused() -> None:
-    """Even an honest one: a number follows from nothing but its subject."""
     sent = sending(drawn(600_000), "f32")
     arriving = FrameDecoder(600_000, "f32")
     for number, piece in ((0, 1), (1, 0), (2, 1), (3, 0), (-1, 2)):
@@ -157,7 +156,6 @@ def test_what_is_not_finite_is_not_sent(value: float) -> None:
 
 
 def test_a_short_frame_is_truncated() -> None:
-    """Less than a header is no segment."""
     data = encode_frame(drawn(4), "f32")
     assert {reason(data[:length], 4) for length in (0, 1, HEADER.size - 1)} == {"truncated"}
     assert reason(data + b"x", 4) == "truncated"
@@ -257,7 +255,6 @@ def test_hidden_infinities_are_refused() -> None:
 
 
 def test_a_finite_scale_that_makes_infinite_numbers_is_refused() -> None:
-    """The largest code times the largest scale of ours is finite; no more is accepted."""
     codes = b"\x7f" * BLOCK
     assert reason(made(b"\x7f\x7f" + codes, BLOCK, INT8), BLOCK, "int8") == "not_finite"
     read = decode_frame(made(b"\x80\x7b" + codes, BLOCK, INT8), elements_expected=BLOCK, codec="int8")

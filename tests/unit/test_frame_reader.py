@@ -34,7 +34,6 @@ async def test_what_was_sent_arrives_and_is_counted() -> None:
     [(3, frame_bytes(SIZE, "f32") + 1, "oversized"), (2, frame_bytes(SIZE, "f32"), "size"), (4, 100, "size")],
 )
 def test_what_no_honest_sender_names_is_refused(chunks: int, size_bytes: int, reason: str) -> None:
-    """Larger than any frame of so many numbers, or in another number of segments."""
     with pytest.raises(FrameRejected) as caught:
         FrameReader.of(BlobRef(STEM, chunks, size_bytes, ""), SIZE, "f32")
     assert caught.value.reason == reason

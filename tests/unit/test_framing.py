@@ -87,7 +87,6 @@ def test_large_payloads_and_headers_arrive_whole(size: int, step: int) -> None:
 
 
 def test_a_large_payload_is_received_where_it_stays() -> None:
-    """But for what came with its line, no byte goes through the buffer of lines."""
     size = 1 << 20
     framer = Framer()
     feed(framer, b"MSG a 1 %d\r\n" % size + bytes(100))
@@ -114,7 +113,6 @@ def test_a_large_payload_is_received_where_it_stays() -> None:
     ],
 )
 def test_what_breaks_the_grammar_is_the_last_that_is_believed(wrong: bytes) -> None:
-    """The error takes its place in the order, and nothing follows it, however much comes."""
     framer = Framer()
     feed(framer, b"PING\r\n" + wrong + b"PONG\r\n" + bytes(2 * ROOM_BYTES))
 
@@ -126,7 +124,6 @@ def test_what_breaks_the_grammar_is_the_last_that_is_believed(wrong: bytes) -> N
 
 
 def test_lines_are_taken_one_by_one_before_messages_come() -> None:
-    """The greeting is read by lines; a message in the midst of it is an error."""
     framer = Framer()
     feed(framer, b"INFO {}\r\nPONG\r\nMSG a 1 0\r\n\r\n")
 

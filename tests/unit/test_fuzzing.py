@@ -35,7 +35,6 @@ async def test_nothing_that_is_fed_breaks_anything() -> None:
 
 
 def test_what_breaks_is_kept_once_with_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what a target may refuse is no find."""
     monkeypatch.setattr(campaign, "FINDS", tmp_path)
 
     def take(data: bytes) -> None:

@@ -54,7 +54,6 @@ async def test_what_is_left_is_removed_when_it_is_due() -> None:
 
 @in_virtual_time
 async def test_the_next_commit_of_a_fragment_removes_what_lies_there() -> None:
-    """So there is one generation at most; what other fragments left stays."""
     bus = Floor(unique_run())
     garbage = GarbageCollector(bus)
     garbage.leave(0, await bus.put(0, 1), await bus.put(0, 2))

@@ -67,7 +67,6 @@ def test_cells_that_restate_others_do_so() -> None:
 
 
 def test_every_size_that_was_not_fitted_is_met() -> None:
-    """Within two points; only those have a goal."""
     figures = goodputs(cells())
     judged = [figure for figure in figures if figure.holds is not None]
 
@@ -99,7 +98,6 @@ def test_a_mechanism_that_is_wrong_is_found_out_though_it_is_fitted() -> None:
 
 
 def test_four_learners_and_more_are_always_up() -> None:
-    """A hundred per cent, as whole per cents are written."""
     figures = uptimes(cells())
 
     assert len(figures) == 6
@@ -108,7 +106,6 @@ def test_four_learners_and_more_are_always_up() -> None:
 
 @pytest.mark.second_tier
 def test_the_fit_is_found_again_from_elsewhere() -> None:
-    """It does not depend on where it begins; few seeds leave it some seconds of play."""
     start = changed(FleetParameters(), restart_s=40.0, downscale_s=25.0, upscale_s=5.0)
     found = fitted(start, range(2))
 
@@ -131,7 +128,6 @@ def test_the_constants_that_are_set_hardly_matter_and_the_fitted_do(monkeypatch:
 
 
 def test_figures_of_rounds_and_of_help_hold() -> None:
-    """A shorter window and a shorter budget than the published ones say the same."""
     figures = [*window(0, 150), *scavenged(0, Budget(learners=2, steps=1500), (1.0,))]
 
     assert [figure.name for figure in figures if figure.holds is False] == []

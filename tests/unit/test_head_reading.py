@@ -46,7 +46,6 @@ class CountedHeads:
 
 
 async def test_few_heads_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of few fragments and learners is read whole each time, up to the bound."""
     heads = CountedHeads(NAMES_MAX // 8, monkeypatch, contributors=7)
 
     assert [(await heads.next())[1] for _ in range(3)] == [["all"]] * 3

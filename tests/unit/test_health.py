@@ -49,7 +49,6 @@ async def test_a_living_loop_touches_at_once(tmp_path: Path) -> None:
 
 
 async def test_a_loop_that_no_broker_answers_shows_no_life(tmp_path: Path) -> None:
-    """It lives, and is cut off: the file stays as old as it is, until an answer comes."""
     asked = asyncio.Event()
     answers: Iterator[bool | BrokerUnavailable] = iter([False, BrokerUnavailable("cut off"), True])
 

@@ -268,7 +268,6 @@ def test_a_heartbeat_that_changes_nothing_looks_at_nobody(monkeypatch: pytest.Mo
 
 
 def test_a_shard_is_not_told_more_than_time_allows() -> None:
-    """Steps by the clock, tokens by the steps, and what became of tokens by the tokens."""
     judge = ClaimJudge(agreed(step_tokens_max=10, steps_per_s_max=5.0))
     assert judge.fault("a", 1, Claim(100, 1000, 1000), 0.0) == ""
     assert "100 steps" in judge.fault("a", 1, Claim(100, 1001, 0), 0.0)
@@ -344,7 +343,6 @@ def test_whatever_a_held_loop_reports_is_believed(
 
 
 def test_what_time_does_not_allow_is_an_offence_and_moves_no_total() -> None:
-    """Refused unread; and its learner is isolated after the third, as after any other lie."""
     desk = Shard(agreed(offences_max=2, protect="isolate"), 0, {0: 0})
     absurd = [msgspec.structs.replace(arrived("a", push, 0.0), absurd=True) for push in (1, 2)]
     told = [action for fact in absurd for action in desk.handle(fact)]

@@ -126,7 +126,6 @@ async def test_only_the_holder_s_own_answer_keeps_an_id(run: str, answer: bytes)
 async def test_who_claims_an_id_tries_again_when_junk_is_written_meanwhile(
     run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A conflict is no sign of another process; one that lives answers when it is asked."""
     bus, subjects = MemoryBus(run, MemoryBroker()), Subjects(run)
     put, times = bus.put_record, itertools.count()
 

@@ -84,7 +84,6 @@ async def test_an_inline_contribution_is_the_one_that_would_have_been_stored(cod
 
 
 def test_the_longest_frame_of_a_fragment_decides() -> None:
-    """One number more than fits, and the fragment's frames are stored."""
     most = max(size for size in range(900, 1100) if frame_bytes(size, "f32") <= INLINE_BYTES_MAX)
     assert is_inline(founded(size=most), 0)
     assert not is_inline(founded(size=most + 1), 0)
@@ -138,7 +137,6 @@ async def test_nobody_is_blamed_for_bytes_that_its_manifest_does_not_name() -> N
 
 
 async def test_a_manifest_names_the_chunks_of_its_own_push_alone() -> None:
-    """With the nonce that its learner drew."""
     run, theta = founded(), drawn(2)
     first, again = [await pushed(run, MemoryBus(run.run, MemoryBroker()), theta) for _ in range(2)]
     assert first.blob.stem != again.blob.stem
@@ -154,7 +152,6 @@ async def test_a_manifest_names_the_chunks_of_its_own_push_alone() -> None:
 
 
 async def test_a_frame_where_none_is_inline_is_no_manifest() -> None:
-    """In a fragment of long frames no correct peer writes one."""
     manifest = await pushed(run := founded(), MemoryBus(run.run, MemoryBroker()), drawn(2))
     long = msgspec.structs.replace(founded(size=20 * SIZE), run=run.run)
     with pytest.raises(PeerMisbehaved, match="carries a frame"):

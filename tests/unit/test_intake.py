@@ -232,7 +232,6 @@ async def test_the_first_claim_of_a_life_is_bounded_by_its_member_record(
 async def test_a_first_push_is_bounded_like_a_first_heartbeat(
     scene: IntakeScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A push of a life whose heartbeats were not heard was believed whatever it said."""
     founded_before(scene, 1_000.0, monkeypatch)
     await scene.begin()
     await scene.send(*manifest(scene.run, "a", steps=1 << 30, tokens=1 << 47, trained_tokens=1 << 47)[:2])
@@ -321,7 +320,6 @@ async def test_how_far_the_run_is_is_believed_as_far_as_leases_say(
 
 
 async def test_a_message_that_breaks_the_machine_is_named_and_can_be_set_aside(scene: IntakeScene) -> None:
-    """The next candidacy goes on without it; until then the queue keeps it."""
     scene.breaks = True
     sent = manifest(scene.run, "a")
     await scene.send(*sent[:2])

@@ -127,7 +127,6 @@ async def test_what_is_not_finite_is_refused_at_home_and_what_is_stored_is_pushe
 
 
 async def test_a_fragment_whose_frame_cannot_be_read_is_asked_for_again(scene: DriverScene) -> None:
-    """A fetch that failed is over: the next word of a head begins another one."""
     await scene.bus.purge(f"{scene.driver.subjects.prefix}.gl.head.>")
     for version in (1, 2):
         scene.driver._on_fact(HeadHeard(at_s=0.0, fragment=0, version=version))
@@ -138,7 +137,6 @@ async def test_a_fragment_whose_frame_cannot_be_read_is_asked_for_again(scene: D
 
 @pytest.mark.parametrize("scene", [{"adoption": "carry"}], indirect=True)
 async def test_progress_is_carried_from_the_snapshot_that_was_pushed(scene: DriverScene) -> None:
-    """While that is still being read, what has been fetched waits for a later boundary."""
     scene.step(1.0)
     scene.fetched(1)
     scene.called(0)
@@ -162,7 +160,6 @@ def test_a_push_that_waits_keeps_the_leaves_of_its_fragment_alone() -> None:
 
 
 async def test_a_broker_that_is_away_takes_no_place_of_pushes_to_another(scene: DriverScene) -> None:
-    """Fragments lie on their brokers in turn; each broker has as many places."""
     record = msgspec.structs.replace(scene.driver.run, bulk=("nats://x:1",))
     driver = IslandDriver(scene.bus, record, scene.driver.member, {}, SystemClock())
     home, beside = driver._pushing

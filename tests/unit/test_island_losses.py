@@ -149,7 +149,6 @@ def test_a_loss_that_cannot_be_read_is_no_number_and_no_end() -> None:
 
 
 async def test_losses_are_read_one_at_a_time() -> None:
-    """Who asks while one is on its way waits for that one; what was read is known to all."""
     reader, first = LossReader(), Late(1.0)
     assert await reader.read(None) is None
     assert await reader.read(first) is None

@@ -89,7 +89,6 @@ def test_a_monitor_that_dies_while_it_compresses_leaves_every_event_once(
 
 
 def test_half_a_line_is_cut_off_and_the_next_one_is_whole(tmp_path: Path) -> None:
-    """A monitor that was killed while it wrote; also one whose only line is half."""
     (tmp_path / "r.jsonl").write_bytes(b'{"kind":"metrics","run":"r"}\n{"kind":"met' + b"x" * 200_000)
     journal = RecordJournal(tmp_path, "r", 4)
     journal.put("metrics", {"at_s": 1.0})
@@ -159,7 +158,6 @@ class FullDisk(io.FileIO):
 
 
 def test_what_cannot_be_written_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too much waits, or the disk is full: lines are lost, the journal goes on."""
     monkeypatch.setattr(journal_module, "WAITING_BYTES_MAX", 100)
     journal = RecordJournal(tmp_path, "r", 4)
     for _ in range(3):

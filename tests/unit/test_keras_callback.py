@@ -138,7 +138,6 @@ def test_what_the_island_holds_is_not_donated(a_run: MemoryRun, monkeypatch: pyt
 
 
 def test_batches_are_counted_with_tokens_and_loss(a_run: MemoryRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several batches in one call, all count; the loss is the one that Keras logs."""
     stepping = Stepping(monkeypatch, more=0.0)
     model = small_model(0.1)
     model.compile(keras.optimizers.SGD(0.1), "mse", steps_per_execution=2)

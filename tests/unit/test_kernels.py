@@ -100,7 +100,6 @@ def test_a_momentum_of_another_fragment_is_refused(momentum: npt.NDArray[Any]) -
 
 
 def test_a_folder_that_cannot_keep_code_is_no_reason_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A damaged or full one, and one that is not ours: the function is compiled without it."""
     asked = []
 
     def njit(_: Any, **options: Any) -> Any:  # noqa: ANN401  (as numba's)

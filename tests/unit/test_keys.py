@@ -37,7 +37,6 @@ def keys(tmp_path: Path) -> KeyFolder:
 
 
 def test_secrets_are_readable_for_their_owner_alone(keys: KeyFolder) -> None:
-    """Certificates and the roll are no secrets; git takes none of it."""
     keys.add("ada", "learner", "demo", NOW_S)
     for path in keys.path.rglob("*"):
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -177,7 +176,6 @@ def test_a_copy_of_the_folder_is_not_changed(keys: KeyFolder) -> None:
 
 
 def test_an_identity_is_of_one_run_and_one_learner(keys: KeyFolder) -> None:
-    """An operator is of every run, and may be any learner."""
     path = keys.add("ada", "learner", "demo", NOW_S)
     reader = keys.add("eye", "reader", "demo", NOW_S)
     operator = keys.path / "identities" / "operator.toml"
@@ -193,7 +191,6 @@ def test_an_identity_is_of_one_run_and_one_learner(keys: KeyFolder) -> None:
 
 
 def test_keys_end_overlap_and_are_forgotten(keys: KeyFolder) -> None:
-    """The roll says at every moment who may enter, and when that changes next."""
     keys.add("ada", "learner", "demo", NOW_S, until_s=NOW_S + HOUR_S)
     first = keys.read().entrants(NOW_S)[-1].keys
     assert keys.read().next_end_s(NOW_S) == NOW_S + HOUR_S

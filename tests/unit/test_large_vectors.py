@@ -111,7 +111,6 @@ def test_what_the_work_raises_is_raised() -> None:
 
 @pytest.mark.parametrize("codec", ["f32", "int8", "int4"])
 def test_one_pass_does_what_many_would(codec: str) -> None:
-    """To the bit: every element sees the same operations in the same order."""
     entries = [
         AccumulateEntry(
             sent(codec, number), [None if number == 0 else AccumulateStep(0.5, 0.25)] * 3, None, anew=number == 0
@@ -141,7 +140,6 @@ def test_nothing_added_is_a_sum_of_zeros() -> None:
 
 
 def test_memory_is_used_again_when_nobody_holds_it() -> None:
-    """Not before: a view or a buffer of it is enough to keep it."""
     elements = buffer_pool.KEPT_ELEMENTS + 11
     vector = buffer_pool.empty(elements)
     assert (vector.dtype.name, vector.size, vector.flags.writeable) == ("float32", elements, True)
@@ -169,7 +167,6 @@ def test_no_more_bytes_are_kept_than_a_process_can_spare() -> None:
 
 
 def test_a_room_comes_back_when_nobody_looks_any_more() -> None:
-    """Whoever holds a part of it keeps all of it; then it is the next one's."""
     buffer_pool._spent_rooms.clear()
     first = memoryview(room(ROOM_BYTES))
     first[:4] = b"mine"

@@ -157,7 +157,6 @@ def test_linen_has_a_collection_for_statistics() -> None:
 
 
 def test_a_state_of_equinox_has_no_names_and_is_known_by_its_type() -> None:
-    """Its floating arrays are statistics; flags and counters stay."""
     norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(4, "batch", mode="ema")
     rules = ruled({"model": eqx.filter(norm, eqx.is_inexact_array), "state": state})
 

@@ -42,7 +42,6 @@ def test_a_leaf_without_a_pattern_decides_itself() -> None:
 
 
 def test_the_first_pattern_that_fits_decides() -> None:
-    """Patterns pass over slashes and are tried in the order in which they were given."""
     rules = rules_of(LEAVES, {"backbone/*": "frozen", "*/w": "direct", "*norm*": "local"})
 
     assert rules.names_with("frozen") == ("backbone/w",)

@@ -41,7 +41,6 @@ def test_every_token_of_every_document_is_in_exactly_one_file(tmp_path: Path) ->
 
 
 def test_the_split_and_the_fingerprint_do_not_depend_on_luck(tmp_path: Path) -> None:
-    """Same documents, same data; the held-out set does not depend on the order of files."""
     files = texts(tmp_path / "in")
     one = prepare(files, tmp_path / "a", validation=0.2, block_tokens=256)
     same = prepare(files, tmp_path / "b", validation=0.2, block_tokens=256)
@@ -158,7 +157,6 @@ def test_damaged_shards_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 17, 64, 1000])
 def test_an_epoch_visits_every_block_once_in_its_own_order(count: int) -> None:
-    """A keyed bijection: every position has one block, epochs differ."""
     positions = np.arange(count)
     orders = [permute(positions, count, 7, epoch) for epoch in (0, 1)]
 
@@ -324,7 +322,6 @@ def test_a_unit_that_is_lost_is_read_no_further(tmp_path: Path) -> None:
 
 
 def test_what_is_not_ours_is_never_replaced(tmp_path: Path) -> None:
-    """A file, a folder with other things in it, a link: refused, and all is as it was."""
     text = tmp_path / "text.txt"
     text.write_text("some text\n" * 2000, encoding="utf-8")
     folder, file, link = tmp_path / "folder", tmp_path / "file", tmp_path / "link"
@@ -341,7 +338,6 @@ def test_what_is_not_ours_is_never_replaced(tmp_path: Path) -> None:
 
 
 def test_a_description_that_nothing_of_ours_has_is_refused(tmp_path: Path) -> None:
-    """Damaged or made up: before a learner has compiled, joined and leased."""
     shards = shards_of(tmp_path)
     meta = json.loads((shards.folder / "meta.json").read_text())
     for wrong in ({"block_tokens": meta["train_tokens"] + 1}, {"validation_tokens": 0}, {"train_tokens": 0}):

@@ -157,7 +157,6 @@ def test_attention_and_its_gradients_are_those_of_jax(kv_heads: int, dtype: Any)
 
 
 def test_a_step_is_clipped_adamw_and_two_runs_agree_bit_for_bit() -> None:
-    """The jitted step against optax by hand; decay applies to matrices only."""
     model = small()
     train = train_settings({"batch": 4, "optimizer": "adamw"}, model=model)
     params = init_params(model, 0)
@@ -238,7 +237,6 @@ def test_equal_models_make_equal_files(tmp_path: Path) -> None:
 
 
 def test_a_truncated_or_missing_model_file_is_refused(tmp_path: Path) -> None:
-    """Half a file, an empty one, none at all: one message, which names the file."""
     path = tmp_path / "model.safetensors"
     params = init_params(small(), 0)
     save_safetensors(params, path, {"run": "x"})

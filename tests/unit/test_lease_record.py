@@ -167,7 +167,6 @@ async def test_an_owner_writes_its_lease_over_one_that_is_lost_or_that_nobody_ca
 
 
 async def test_an_owner_of_a_run_that_was_founded_anew_does_not_write_its_lease_there(run: str) -> None:
-    """The broker lost its store; the new run has no lease yet."""
     bus, subject, clock = MemoryBus(run, MemoryBroker()), Subjects(run).lease(0), HandClock()
     owner = LeaseKeeper(bus, founded(run), 0, clock)
     await owner.win()

@@ -48,7 +48,6 @@ async def flooded(run: str, for_s: float) -> int:
 
 
 def test_a_flood_of_requests_costs_a_few_copies(run: str) -> None:
-    """In the first two minutes as many as there may be, and after them as many again."""
     made: Any = VirtualLoop  # asyncio's class has methods that nothing here asks for
     loop = made()
     try:

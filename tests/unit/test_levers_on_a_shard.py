@@ -190,7 +190,6 @@ async def test_anybody_may_read_the_average_beside_the_values(desk: LeverDesk) -
 
 
 async def test_a_reader_whose_state_is_superseded_begins_again(desk: LeverDesk) -> None:
-    """The state goes some time after the next commit: the newer head names another."""
     owner = await desk.owner(1)
     await owner.advance()
     reader = OvertakenBus(desk.run.run, desk.broker)

@@ -61,7 +61,6 @@ def begin_like(path: Path, out: Path, *assignments: str, **asked: Any) -> UpPlan
 
 @pytest.mark.parametrize("name", ["report.json", "run.json", ""])
 def test_a_new_run_is_set_as_the_one_of_the_file(tmp_path: Path, first: UpPlan, name: str) -> None:
-    """All settings; of its own it has id, folder, broker and the relays to that."""
     up = begin_like(first.out / name, tmp_path / "second")
     mine, theirs = kept_settings(up), kept_settings(first)
 
@@ -94,7 +93,6 @@ def test_another_size_takes_all_that_follows_from_it_along(tmp_path: Path, first
 
 
 def test_a_text_replaces_shards_and_shards_a_text(tmp_path: Path, first: UpPlan, text: Path) -> None:
-    """Whoever names one of the two has no use for the other of the earlier run."""
     shards = begin_like(first.out, tmp_path / "second", "data.dir=elsewhere")
     kept = kept_settings(shards)
     (tmp_path / "report.json").write_text(

@@ -35,7 +35,6 @@ def test_a_script_that_configures_no_logs_gets_no_debug_lines_of_ours_and_keeps_
 
 
 def test_the_last_line_of_a_life_adds_up() -> None:
-    """Each token-fragment has a fate, and the names say which figures are to be compared."""
     island = Island(ProtocolSettings(fragments=2, shards=1, interval_steps=4).check(), {0: 0, 1: 0})
     facts: list[Fact] = [StepDone(at_s=1.0, tokens=5), CallHeard(at_s=2.0, fragment=0, version=0, attempt=1)]
     for fact in [*facts, StepDone(at_s=3.0, tokens=5), DrainOrdered(at_s=4.0)]:

@@ -11,7 +11,6 @@ LOOP = Loop("mine", 5, (), "atoll synchronizer --run mine-run", ("python mine.py
 
 
 def test_what_a_learner_prints_is_read(capsys: pytest.CaptureFixture[str]) -> None:
-    """The line that all examples print, and the one of a learner that came too late."""
     print_losses("a", [4.0, 2.0, 1.0], inside_s=0.006, overhead=0.02)
     said = capsys.readouterr().out + "a: accuracy on held-out digits 0.9722\n"
     words = words_of(said)
@@ -26,7 +25,6 @@ def test_what_a_learner_prints_is_read(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_ends_of_the_losses_are_means_of_a_few(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of five; steps may be more than losses."""
     print_losses("a", [9.0] * 5 + [5.0] + [1.0] * 5, inside_s=0.022, overhead=0.1, steps=22)
 
     assert capsys.readouterr().out == (

@@ -64,7 +64,6 @@ async def test_a_broker_that_does_not_answer_has_lost_nothing(
 async def test_what_a_broker_answers_is_a_loss(
     error: AtollError, tmp_path: Path, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A frame or a stream that is not there; and the whole run, where nothing is."""
     founded = FoundedRun(run_record(run), FolderArchive(tmp_path / "archive"), TurnedClock())
     await founded.found()
     await founded.round()

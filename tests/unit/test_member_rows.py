@@ -129,5 +129,4 @@ def test_harm_to_honest_learners_is_told(harm: Harm) -> None:
     ids=["none", "fragment", "learner"],
 )
 def test_what_does_not_go_on_is_told(harm: Harm) -> None:
-    """A fragment without a version more, and a learner without a part in one."""
     assert stands_still(BEFORE, harm.look) == harm.told

@@ -52,7 +52,6 @@ class ValueRounds:
 
 
 def test_a_round_of_one_leaves_the_mean_of_all() -> None:
-    """Whoever is alone in it; who has not pushed yet is not in the mean."""
     rounds = ValueRounds(quorum=1)
     assert rounds.then({"a": 1.0}) == 1.0
     assert [rounds.then({learner: number}) for learner, number in [("b", 3.0), ("a", 1.0), ("b", 3.0)]] == [2.0] * 3
@@ -115,7 +114,6 @@ def test_who_is_gone_for_long_counts_no_more() -> None:
 
 
 def test_the_memory_holds_who_pushed_last() -> None:
-    """Of more than it has places for; a round itself has no bound."""
     rounds = ValueRounds()
     rounds.merge({f"old{number}": 5.0 for number in range(KEPT + 3)})
     assert rounds.then({f"new{number}": 1.0 for number in range(KEPT)}) > 1.0
@@ -149,7 +147,6 @@ def test_a_minority_of_liars_stays_within_what_honest_learners_have(robust: str,
 
 
 def test_a_share_has_its_bound_in_the_mean_too() -> None:
-    """No learner has more than its share, memory included."""
     rounds = ValueRounds(share_max=0.5)
     rounds.merge({"a": 1.0})
     assert rounds.then({"b": 3.0}, {"b": 1e9}) == 2.0

@@ -43,7 +43,6 @@ def letter(tokens: np.ndarray) -> str:
 
 
 def test_an_epoch_has_the_shares_that_were_asked_for(mixture: TokenShards) -> None:
-    """To the block; and so has every stretch of it, about."""
     order = mixture.blocks_at(7, 0, np.arange(mixture.blocks))
     read = [letter(mixture.window(int(block), 0, BLOCK)) for block in order]
     counts = Counter(read)
@@ -152,7 +151,6 @@ def test_parts_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     "texts", [["a=1"], ["a=1", "b"], ["a=1", "b=0"], ["a=1", "b=-2"], ["a=1", "b=x"], ["a=1", "a=2"]]
 )
 def test_what_is_no_mixture_is_refused(texts: list[str]) -> None:
-    """One part, no weight, a weight that is none, a folder twice."""
     with pytest.raises(SettingsError):
         weights_of(texts)
 

@@ -41,7 +41,6 @@ def test_a_round_is_counted_in_each_of_its_phases() -> None:
 
 
 def test_a_silent_learner_is_down_and_one_that_left_is_gone() -> None:
-    """Who may alert needs the difference: a goodbye is no fault. Counters of both stay."""
     watched, clock = watched_run()
     for learner in ("a", "b", "c"):
         watched.view.on_beat(beat(learner), clock.now_s)

@@ -121,7 +121,6 @@ async def test_a_name_that_was_allowed_is_answered() -> None:
     ],
 )
 def test_an_address_cannot_be_led_elsewhere_and_a_name_can(allowed: AllowedHosts, host: str, *, admitted: bool) -> None:
-    """So addresses are admitted where other machines may ask, and only known names."""
     assert allowed.admits(host) is admitted
 
 
@@ -139,7 +138,6 @@ async def test_strangers_who_send_half_a_request_keep_nobody_out() -> None:
 
 
 async def test_strangers_who_fetch_no_answer_keep_nobody_out() -> None:
-    """Those who look have their places, and those who are told to wait are as good as gone."""
     async with serving() as port:
         request = b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"
         strangers = [await sent(port, request) for _ in range(STRANGERS)]
@@ -196,7 +194,6 @@ async def test_a_version_that_is_none_is_answered_as_if_nobody_had_asked_for_it(
 
 
 def test_a_monitor_that_serves_others_answers_to_its_machine_s_name() -> None:
-    """As its users know it; one that serves this machine alone does not."""
     with listening_socket("0.0.0.0", 0) as everywhere, listening_socket("127.0.0.1", 0) as here:  # noqa: S104  (the case)
         found = [allowed_hosts(each).admits(f"{socket.gethostname()}:9464") for each in (everywhere, here)]
 

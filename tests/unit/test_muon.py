@@ -106,7 +106,6 @@ def test_a_warm_start_goes_on_with_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_optimizer_is_refused_and_not_called_damaged(tmp_path: Path) -> None:
-    """It is whole; the log says what it has, and what is trained with now."""
     checkpoints = Checkpoints(tmp_path, LIFE)
     checkpoints.save(host_copy(init_optimizer(ADAMW, toy())), LIFE)
     assert checkpoints.finish(FINISH_S)

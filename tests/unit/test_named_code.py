@@ -95,7 +95,6 @@ async def served(*assignments: str) -> None:
 async def test_a_shard_runs_no_code_that_a_founder_names(
     run: str, trap: Trap, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its process ends, with what was got, what is allowed and which setting to give."""
     founded = FoundedRun(run_record(run), FolderArchive(tmp_path / "archive"), TurnedClock())
     await founded.found()
     record = await founded.bus.get_record(Subjects(run).run_record)
@@ -117,7 +116,6 @@ async def test_a_shard_runs_no_code_that_a_founder_names(
 async def test_an_archive_whose_seal_was_made_anew_runs_nothing_at_restore(
     run: str, trap: Trap, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Nothing of it gets to the broker; whoever names the same code has it rebuilt."""
     founded = FoundedRun(run_record(run), FolderArchive(tmp_path / "archive"), TurnedClock())
     await founded.found()
     await founded.round()
@@ -139,7 +137,6 @@ async def test_an_archive_whose_seal_was_made_anew_runs_nothing_at_restore(
 
 
 async def test_a_learner_runs_no_code_that_a_founder_names(run: str, trap: Trap) -> None:
-    """It leaves the outer step to the shards, and joins a run whatever they do there."""
     bus, record = MemoryBus(run, MemoryBroker()), run_record(run)
     await found_or_join(bus, trap.in_record(record))
     joined, _ = await found_or_join(bus, record)

@@ -35,7 +35,6 @@ def test_a_state_survives_the_round_trip_bit_for_bit() -> None:
 
 
 def test_a_copy_may_go_into_the_memory_of_an_earlier_one() -> None:
-    """The same arrays with new values; arrays of another tree are left alone."""
     first, other = host_copy(state()), host_copy(state(width=5))
     again = host_copy(jax.tree.map(lambda leaf: leaf + 1, state()), into=first)
     elsewhere = host_copy(state(), into=other)
@@ -53,7 +52,6 @@ def without(arrays: Arrays, name: str) -> Arrays:
 
 @pytest.mark.parametrize("what", ["missing", "more", "shape", "dtype", "nan", "infinite", "bfloat16"])
 def test_another_tree_or_a_poisoned_one_is_refused(what: str) -> None:
-    """By name, shape, dtype and value; nothing is adopted in part."""
     arrays = host_copy(state())
     name = next(key for key, array in arrays.items() if array.shape == (3, 2))
     half = next(key for key, array in arrays.items() if array.dtype.name == "bfloat16")

@@ -31,7 +31,6 @@ def run() -> SteppedRun:
 
 
 def test_an_outage_is_from_the_last_sign_of_an_owner_to_the_next(run: SteppedRun) -> None:
-    """The presence of the owner, which its process notes at intervals, is a sign as well."""
     (outage,) = outages_of(run.history)
     assert (outage.shard, outage.from_s, outage.until_s) == ("shard-0", 60.0, 100.0)
 
@@ -43,7 +42,6 @@ def test_an_outage_is_from_the_last_sign_of_an_owner_to_the_next(run: SteppedRun
 
 
 def test_a_shard_that_was_handed_over_had_no_outage(run: SteppedRun) -> None:
-    """Its former owner had closed its ledger."""
     run.round(6, at_s=110.0)
     run.log("ledger", "shard-0", 111.0, ledger={})
     run.serve("shard-0", 150.0, epoch=3)

@@ -156,7 +156,6 @@ def test_what_makes_no_optimizer_is_refused_by_name(monkeypatch: pytest.MonkeyPa
 
 
 def test_vectors_that_do_not_belong_together_are_refused() -> None:
-    """Compiled code checks no bounds: sizes, kinds and a momentum where there is none."""
     outer, plain = Nesterov(0.1, 0.5), Nesterov(0.1, 0.0)
     good, short = np.zeros(4, np.float32), np.zeros(3, np.float32)
     none = np.empty(0, np.uint16)
@@ -177,7 +176,6 @@ def test_vectors_that_do_not_belong_together_are_refused() -> None:
 
 
 def test_a_large_vector_takes_the_compiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A smaller one is done in NumPy, and so is a large one while nothing is compiled."""
     asked: list[int] = []
     there = CompiledLater("there", lambda: lambda values, *_: asked.append(values.size))
     monkeypatch.setattr("atoll.merge.outer.compiled_step", there)

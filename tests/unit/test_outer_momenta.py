@@ -48,7 +48,6 @@ async def test_a_region_has_the_momentum_of_the_shard(founded: FoundedRun) -> No
 
 
 async def test_what_is_derived_is_read_once(founded: FoundedRun) -> None:
-    """After the first time a region that follows reads a delta for a version, and no state."""
     bus = founded.bus
     momenta = OuterMomenta(bus, founded.record)
     await founded.commit(0)
@@ -61,7 +60,6 @@ async def test_what_is_derived_is_read_once(founded: FoundedRun) -> None:
 
 
 async def test_as_many_momenta_are_kept_as_there_is_room_for(founded: FoundedRun) -> None:
-    """The one that was asked for longest ago goes, and is read again when it is asked for."""
     assert FRAGMENTS >= MOMENTA_KEPT
     momenta = OuterMomenta(founded.bus, founded.record)
     await founded.round()

@@ -90,7 +90,6 @@ def said(function: str, like: str = "", merged: MergedModel = MERGED) -> dict[st
 
 
 def test_a_number_or_several_by_name(module: str) -> None:
-    """NumPy's numbers are numbers; a run that keeps an average has it measured, too."""
     averaged = MergedModel(PARAMS, 1, 2, {"a": 2 * PARAMS["a"], "b": PARAMS["b"]})
 
     assert said(f"{module}:total") == {"values": {"value": 120.0}}

@@ -104,7 +104,6 @@ def test_a_frozen_leaf_that_changes_later_is_noticed_later(
 def test_a_frozen_leaf_costs_no_digest_while_it_is_the_same_array(
     home: LoopThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step that returns new arrays, as a compiled one does, costs a digest now and then."""
     monkeypatch.setattr(parameters, "FROZEN_EVERY", 2)
     read: list[str] = []
 
@@ -154,7 +153,6 @@ def renamed(params: dict[str, Any]) -> Any:  # noqa: ANN401
     ],
 )
 def test_a_step_with_other_parameters_is_refused_by_leaf(home: LoopThread, change: Any, named: str) -> None:  # noqa: ANN401
-    """It was accepted, and what travelled was wrong."""
     with joined(home, given()) as island:
         with pytest.raises(SettingsError) as refused:
             island.step(change(island.params), tokens=1)
@@ -210,13 +208,11 @@ def test_numpy_parameters_that_are_changed_in_place_are_snapshots_all_the_same(
 
 
 def test_a_step_is_reported_from_outside_of_compiled_functions(home: LoopThread) -> None:
-    """A tracer is no array that could travel."""
     with joined(home, given()) as island, pytest.raises(SettingsError, match="is a tracer"):
         jax.jit(lambda params: island.step(params, tokens=1))(island.params)
 
 
 def test_keys_and_counters_do_not_keep_a_model_from_being_read(home: LoopThread) -> None:
-    """They stay with the island: whoever reads without it gets no zeros in their place."""
     broker = MemoryBroker()
 
     async def opened() -> Bus:

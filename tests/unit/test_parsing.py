@@ -50,7 +50,6 @@ def test_a_text_holds_nothing_that_nobody_sees() -> None:
 
 
 def test_a_text_may_be_of_any_script() -> None:
-    """What is seen is no fault: accents that are apart, right-to-left letters, pictures."""
     for text in (
         "",
         "block_0/attention.wq",
@@ -76,7 +75,6 @@ def test_threads_may_meet_a_type_at_once() -> None:
 
 
 def test_what_is_no_json_is_one_kind_of_error() -> None:
-    """No text, brackets without an end, another type."""
     for data, kind in ((b'"\xff"', str), (b"[" * 100_000, list), (b"{}", int)):
         with pytest.raises(msgspec.MsgspecError):
             parsed(data, kind)

@@ -144,7 +144,6 @@ def test_slices_of_length_zero_have_no_direction_in_a_part_either() -> None:
     ],
 )
 def test_a_sum_that_its_contributions_cannot_have_is_refused(what: str, lie: object) -> None:
-    """A region says what it likes of its own learners, within what they could have said."""
     [one] = drawn(1)
     honest = fold_of([one]).partial()
     told = lie(honest)  # type: ignore[operator]

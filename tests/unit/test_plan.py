@@ -179,7 +179,6 @@ def test_a_rigid_job_is_within_four_points_too(chips: int, published: int) -> No
 
 @pytest.mark.parametrize("chips", [8, 64, 512, 4096, 32_768])
 def test_a_rigid_job_pays_for_its_spares(chips: int) -> None:
-    """It has them of the same machines, so it is not ahead where failures are few."""
     found = goodput(Failures(), 8, chips // 8, 0.0)
 
     assert found.synchronous_rigid < found.synchronous_elastic <= found.atoll
@@ -459,7 +458,6 @@ def test_a_link_that_is_shared_carries_one_fragment_at_a_time() -> None:
 
 
 def test_the_stall_of_one_fragment_a_period_is_what_exceeds_the_overlap() -> None:
-    """One fragment every ten steps, two hidden: five seconds leave three, in thirteen."""
     assert timeline.streaming(1.0, Stream(1, 10, 2, 5.0)) == pytest.approx(10 / 13)
 
 

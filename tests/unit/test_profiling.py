@@ -66,7 +66,6 @@ def test_a_learner_that_leaves_early_keeps_what_there_is(tmp_path: Path) -> None
 
 
 def test_a_profile_that_cannot_be_written_ends_no_learner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As on a disk that is full by then: JAX raises an error of its own."""
     folder, square = tmp_path / "profile", jnp.ones((64, 64))
     profiler = StepProfiler(folder, 3, "a-1")
     for number in range(SETTLED_STEPS + 5):

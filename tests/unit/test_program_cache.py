@@ -34,7 +34,6 @@ def test_a_home_without_room_for_it_leaves_the_run_its_own(tmp_path: Path, monke
 
 
 def test_the_oldest_entries_go_first(tmp_path: Path) -> None:
-    """Above the bound until half of it is left; below it nothing goes."""
     for age, name in enumerate("abcd"):
         (tmp_path / name).write_bytes(bytes(100))
         os.utime(tmp_path / name, (age, age))
@@ -65,7 +64,6 @@ def led_elsewhere(place: Path) -> None:
 def test_programs_are_not_run_from_where_others_may_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None]
 ) -> None:
-    """An entry is machine code; the run keeps its own then."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a" / "cache"))
     spoil(program_cache(tmp_path / "before"))
 

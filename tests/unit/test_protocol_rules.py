@@ -139,7 +139,6 @@ def test_late_contributions_are_no_quorum() -> None:
 
 
 def test_a_silent_learner_does_not_hold_a_round() -> None:
-    """A learner that stopped reporting is not live; the others are everybody."""
     desk = RulesDesk()
     desk.beat("dead", at_s=0.0)
     desk.beat("a", at_s=20.0)
@@ -153,7 +152,6 @@ def test_a_silent_learner_does_not_hold_a_round() -> None:
 
 
 def test_farewells_that_waited_for_a_commit_are_folded_together() -> None:
-    """When nobody is left the round commits on the spot: not before all of them are in it."""
     desk = RulesDesk(grace_gamma=0.0)
     for name in "abc":
         desk.beat(name)
@@ -181,7 +179,6 @@ def test_a_deposed_shard_stands_down_and_says_nothing_more() -> None:
 
 
 def test_a_run_finishes_when_the_last_learner_left_and_the_queue_is_empty() -> None:
-    """Final contributions are merged first; a draining learner keeps the shard up."""
     desk = RulesDesk(tokens_target=80)
     desk.beat("a", at_s=1.0)
     assert not the(events.Finish, desk.tell(events.QueueDrained(at_s=1.1)))

@@ -32,7 +32,6 @@ def test_figures_are_put_into_a_summary() -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_every_page_has_its_summary(path: Path) -> None:
-    """It stands below the title, and the exact figures in it are on the page."""
     told = texts("summaries")
     text = path.read_text(encoding="utf-8")
     summary, _, rest = text.partition("\n\n")[2].partition("\n\n")
@@ -45,7 +44,6 @@ def test_every_page_has_its_summary(path: Path) -> None:
 
 
 def test_systems_stand_beside_each_other() -> None:
-    """One that lacks a figure is left to the list below; a missed goal is bold."""
     names = [f"{system}: {what}" for system in ("gloo", "Atoll") for what in SYNC]
     found: list[dict[str, object]] = [
         {"name": name, "value": 1985.0, "unit": "MB", "holds": None} for name in [*names, "four bits: sync"]
@@ -66,7 +64,6 @@ def document(value: float, commit: str = "a" * 40, machine: str = "m") -> dict[s
 
 
 def test_a_line_is_added_and_the_same_measurement_takes_its_place(tmp_path: Path) -> None:
-    """Oldest first; another commit or another machine is another measurement."""
     path = tmp_path / "docs" / "history.jsonl"
     for value, commit, machine in (
         (1.0, "a" * 40, "m"),
@@ -79,7 +76,6 @@ def test_a_line_is_added_and_the_same_measurement_takes_its_place(tmp_path: Path
 
 
 def test_the_last_one_of_a_machine_is_what_one_compares_with(tmp_path: Path) -> None:
-    """Not what this very commit has published, nor what another machine or target has."""
     path = tmp_path / "history.jsonl"
     assert harness.before("bench", "m", "c" * 40, path) == {}
     for value, commit, machine in ((1.0, "a" * 40, "m"), (2.0, "b" * 40, "m"), (9.0, "c" * 40, "n")):
@@ -103,7 +99,6 @@ def test_who_measures_sees_the_change(
 
 
 def test_the_history_of_this_repository_is_whole() -> None:
-    """Every line is one; every page of figures was measured at a commit that is in it."""
     lines = harness.history_lines(Path(__file__).parents[2] / harness.HISTORY)
     keys = [(line["target"], line["commit"], line["machine"]) for line in lines]
     assert len(set(keys)) == len(keys)

@@ -186,7 +186,6 @@ async def test_frames_are_compressed_unless_the_last_one_went_up_fast() -> None:
 
 
 async def test_what_is_not_finite_leaves_nothing_behind() -> None:
-    """It is refused here, and segments that were stored before it was noticed are removed."""
     isle = Isle("f32")
     theta = drawn(2)
     theta[-1] = np.nan
@@ -205,7 +204,6 @@ async def test_a_push_that_gets_on_is_never_given_up() -> None:
 
 
 async def test_a_push_that_does_not_get_on_is_given_up() -> None:
-    """After a while without a segment; its learner says so, and trains on."""
     isle = Isle("f32", Rough)
     assert isinstance(isle.bus, Rough)
     isle.bus.clock, isle.bus.through = isle.clock, 0

@@ -85,6 +85,5 @@ def test_describe_names_the_leaves_of_a_pytree() -> None:
 
 @pytest.mark.parametrize("name", ["V1000000000", "O", "f8,i4", "M8[s]", "finfo", "__loader__", "_np", "float32\n", ""])
 def test_a_dtype_of_a_run_record_is_the_name_of_numbers(name: str) -> None:
-    """NumPy reads more than names, and a module has more than dtypes."""
     with pytest.raises(LayoutMismatch, match="a dtype that there is not here"):
         named_dtype(name)

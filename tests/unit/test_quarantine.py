@@ -173,7 +173,6 @@ def test_the_first_contribution_of_a_life_is_no_measure() -> None:
 
 
 def test_measures_are_bounded_in_number_and_age() -> None:
-    """The newest stay; whoever is merged no more has no say after some versions."""
     ledger = FragmentLedger()
     for number in range(2 * MEASURES_MAX):
         key = events.PushKey(f"l{number}", 1, 0, 1)
@@ -251,7 +250,6 @@ def test_a_run_that_isolates_refuses_an_outlier_whole() -> None:
 
 
 def test_the_first_of_a_life_and_one_among_few_are_clipped_also_where_a_run_isolates() -> None:
-    """Nobody can say that they are wrong."""
     bench = QuarantineBench(protect="isolate", offences_max=1)
     usual(bench)
     for learner, norm in (("new", 500.0), ("bad", 500.0)):
@@ -384,7 +382,6 @@ def test_a_question_opens_no_account() -> None:
 
 
 def test_a_round_does_not_wait_for_who_is_isolated() -> None:
-    """It ends when every live learner has answered, and an isolated one is not among them."""
     bench = QuarantineBench(protect="isolate", offences_max=1)
     bench.push("bad", spoil="checksum")
     slot = bench.shard.slots[0]

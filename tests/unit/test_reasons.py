@@ -40,7 +40,6 @@ class Told(ShardDesk):
 
 
 def test_a_round_that_everybody_answers_says_so() -> None:
-    """It rested until its beat, and nobody had to be waited for."""
     told = Told()
     for learner in ("a", "b"):
         told.beat(learner)
@@ -73,7 +72,6 @@ def test_a_round_whose_grace_is_over_names_the_learners_that_it_missed() -> None
 
 
 def test_a_round_below_its_quorum_says_at_every_call_what_it_waits_for() -> None:
-    """So an operator finds it in the log while it waits, and afterwards in the event."""
     told = Told(quorum=2)
     for learner in ("a", "b"):
         told.beat(learner)

@@ -68,7 +68,6 @@ def is_counted(field: msgspec.inspect.Field) -> bool:
 
 
 def test_every_number_of_a_record_that_may_be_counted_up_is_marked_or_has_a_reason() -> None:
-    """A new field of such a name needs a decision."""
     undecided = {
         (struct.cls.__name__, field.name)
         for record in RECORDS

@@ -251,7 +251,6 @@ async def test_a_keeper_is_asked_while_the_hub_is_searched(desk: Opened, monkeyp
 
 
 async def test_a_keeper_that_sends_is_waited_for(desk: Opened) -> None:
-    """However often it says that it is at it; then the chunks are looked for."""
     one = desk(*[SENDING] * 5, b"+3")
     assert await one.reader.fetch_back("eu", one.manifest) is True
     assert len(one.bus.asked) == 6

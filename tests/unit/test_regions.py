@@ -21,7 +21,6 @@ from support.command_line import atoll
 
 
 def test_a_region_keeps_its_name(tmp_path: Path) -> None:
-    """Its outbox lies under it; so another name needs another store."""
     made = domain_of(tmp_path / "a", None)
     assert domain_of(tmp_path / "a", None) == domain_of(tmp_path / "a", made) == made
     assert domain_of(tmp_path / "b", "eu") == domain_of(tmp_path / "b", None) == "eu"
@@ -51,7 +50,6 @@ def test_names_that_no_region_can_have_have_none_anywhere(tmp_path: Path, name: 
 
 @pytest.mark.parametrize("name", ["eu", "a", "us-east-1", "x" * 32])
 def test_names_that_a_region_may_have_everywhere(tmp_path: Path, name: str) -> None:
-    """And the name that a leaf without one gets is such a name."""
     check_joining("a", None, JoinOptions(region=name))
     check_name("premerger", "ocean", premerger_of(name))
     described(name)
@@ -67,7 +65,6 @@ def described(region: str) -> DeploymentDescription:
 
 
 def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    """With what was given and what to do; nothing is started or written."""
     keys = KeyFolder(tmp_path / "keys")
     keys.create(["127.0.0.1"], 0.0)
     operator = str(tmp_path / "keys" / "identities" / "operator.toml")

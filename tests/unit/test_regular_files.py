@@ -50,7 +50,6 @@ def test_a_link_is_followed_where_its_reader_allows_it(tmp_path: Path) -> None:
 
 
 def test_a_line_without_end_takes_its_place_and_no_memory(tmp_path: Path) -> None:
-    """The lines around it are read; one of exactly the bound is whole."""
     file = tmp_path / "f"
     file.write_bytes(b"a\n" + b"1234567\n" + b"12345678\n" + b"x" * 100 + b"\nb\n" + b"y" * 100)
 
@@ -72,7 +71,6 @@ def test_readers_of_a_run_s_folder_do_not_wait_for_a_pipe(tmp_path: Path) -> Non
 
 
 def test_an_event_log_with_lines_that_are_none_is_read_past_them(tmp_path: Path) -> None:
-    """No text, nothing, nested too deep, without end: each is counted."""
     line = (
         b'{"subject":"atoll.sim.ev.closed.shard-0","event":{"kind":"closed","who":"shard-0","at_s":1.0,"fields":{}}}\n'
     )

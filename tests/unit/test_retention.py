@@ -187,7 +187,6 @@ async def test_facts_that_are_dropped_while_some_are_written_leave_no_gap_behind
 
 
 async def test_a_frame_that_a_manifest_carries_is_retained_once(desk: RetentionDesk) -> None:
-    """As an object, like any other; the manifest beside it has none."""
     sent = manifest(desk.founded.record, "a", frame=base64.b64encode(b"frame").decode())
     carrying = decode(Contribution, sent.data)
     key = PushKey("a", 1, 0, 1)

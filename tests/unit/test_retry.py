@@ -89,8 +89,6 @@ async def test_a_task_that_waits_can_be_cancelled() -> None:
 
 
 async def test_a_task_that_loses_a_cancellation_is_ended() -> None:
-    """It is cancelled again; one that failed is no failure of ours."""
-
     async def losing() -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.Event().wait()

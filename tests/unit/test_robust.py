@@ -88,7 +88,6 @@ def test_a_contribution_without_weight_gets_none() -> None:
 
 @pytest.mark.parametrize("merge", ["mean", "rda"])
 def test_a_run_without_robustness_folds_on_arrival(merge: str) -> None:
-    """And one that judges finds nothing to change where nobody lies: the same bits."""
     vectors = honest(6)
     plain = merged(vectors, settings(merge=merge))
     judged = merged(vectors, settings(merge=merge, robust="gate"))
@@ -111,7 +110,6 @@ def test_a_capped_share_is_that_of_the_weights_that_are_left(merge: str) -> None
 
 @pytest.mark.parametrize("merge", ["mean", "rda"])
 def test_a_long_slice_is_cut_to_twice_the_median(merge: str) -> None:
-    """Whoever scales moves the merge no more than one that is twice as long as the others."""
     vectors = honest(5)
     norms = np.array([slice_norms(SLICES, Encoded.exact(vector)) for vector in vectors])
     loud = vectors[0] * np.float32(1e6)
@@ -188,7 +186,6 @@ def test_weight_is_no_vote() -> None:
 
 @pytest.mark.parametrize("times", [2, 3, 5])
 def test_a_learner_has_one_vote_however_many_of_its_contributions_are_in_the_round(times: int) -> None:
-    """A liar that is late with some of them outvotes nobody, and has no larger share."""
     vectors = honest(2 + times)
     told = [*vectors[:2], *(-vector for vector in vectors[2:])]
     learners = ["a", "b", *["liar"] * times]
@@ -203,7 +200,6 @@ def test_a_learner_has_one_vote_however_many_of_its_contributions_are_in_the_rou
 
 
 def test_two_contributions_of_one_learner_and_one_of_another_are_no_round_of_three() -> None:
-    """Nobody is judged: there are two learners."""
     vectors = honest(3)
     found = merged([vectors[0], -vectors[1], -vectors[2]], settings(robust="gate"), learners=["a", "b", "b"])
 
@@ -220,7 +216,6 @@ def test_zeros_have_no_direction_and_are_heard() -> None:
 
 
 def test_the_cosine_with_the_others_is_that_of_their_directions() -> None:
-    """Computed from scalar products alone; nobody's own vector and nobody's length counts."""
     dice = np.random.default_rng(1)
     vectors = dice.standard_normal((5, 400)) * np.array([[1.0], [10.0], [0.1], [3.0], [0.0]])
     found = others_cosines(vectors @ vectors.T, list("abcde"), np.ones(5))
@@ -234,7 +229,6 @@ def test_the_cosine_with_the_others_is_that_of_their_directions() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 2 * SAMPLE, 2 * SAMPLE + 1, 10 * SAMPLE, 500 * SAMPLE])
 def test_the_sample_lies_within_the_slice_and_is_a_small_part_of_a_large_one(size: int) -> None:
-    """Runs do not overlap; all of a small slice is compared."""
     for offset in (0, 1, 2**63 + 5, 2**64 - 1):
         runs = sampled(size, offset)
         compared = sum(high - low for low, high in runs)

@@ -37,7 +37,6 @@ def offer(learner: str = "a", base: int = 5, *, tokens: int = 8, steps: int = 4,
 
 
 def test_a_round_is_called_until_its_quorum_and_then_no_more() -> None:
-    """Each call counts; the first one says when the round began."""
     now = begun()
     assert [called(now, 3.0), called(now, 4.0)] == [1, 2]
     assert (now.phase, now.called_s) == (Phase.COLLECTING, 3.0)
@@ -74,7 +73,6 @@ def test_a_round_makes_the_next_version_and_no_other() -> None:
 
 
 def test_a_round_folds_what_fits_and_nothing_while_it_commits() -> None:
-    """A driver that folds more has lost count; what was loading is not loading any more."""
     now = begun()
     now.loading.add(offer().key)
     fold = now.fold(offer(), "c")

@@ -44,7 +44,6 @@ def rounds(view: History, count: int) -> None:
 
 
 def test_totals_are_those_of_all_rounds_and_not_of_those_that_are_kept() -> None:
-    """Of a run of days a view keeps the last rounds only; its counts went with them."""
     view = History(rounds=deque(maxlen=8))
     rounds(view, 100)
     told = _rounds(view)
@@ -89,7 +88,6 @@ def test_a_round_that_never_met_its_quorum_waited_for_nothing_else() -> None:
 
 
 def test_a_phase_is_never_negative_nor_a_quorum_later_than_the_end() -> None:
-    """Times of an event are a claim of its writer."""
     assert a_round(None, quorum_wait_s=-1.0).phases[:2] == (0.0, 5.0)
     assert a_round(None, quorum_wait_s=9.0).phases[:2] == (5.0, 0.0)
 

@@ -37,7 +37,6 @@ def test_what_is_being_read_during_a_commit_is_being_read_for_the_next_round() -
 
 
 def test_a_last_contribution_is_folded_as_soon_as_nothing_will_make_the_version_it_is_on() -> None:
-    """It waited for what was being read; that was refused."""
     desk = ShardDesk(ending="together", tokens_target=1_000_000)
     desk.beat("a", step_s=0.5)
     reading = arrives(desk, "a", 1.0)
@@ -66,7 +65,6 @@ def test_the_next_round_is_due_an_interval_after_the_beat_of_the_last(step_s: fl
 
 
 def test_a_run_that_ends_together_does_not_wait_for_who_is_in_quarantine() -> None:
-    """It is there, and may not be read any more."""
     desk = ShardDesk(ending="together", tokens_target=150, offences_max=1, protect="isolate", silence_s=60.0)
     for at_s in (0.0, 50.0, 100.0):
         desk.beat("a", at_s, training=False, step_s=0.5)

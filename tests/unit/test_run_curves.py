@@ -87,7 +87,6 @@ def test_the_goodput_of_now_is_of_the_last_minute_alone() -> None:
 
 
 def test_a_clock_that_is_set_back_takes_no_sample_away() -> None:
-    """An hour of a curve was gone, and what came after it was not drawn for an hour."""
     view = History()
     for step in range(1, 11):
         sampled(view, "a", 10.0 * step - (3600.0 if step > 5 else 0.0), step)

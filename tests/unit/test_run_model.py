@@ -46,7 +46,6 @@ def test_a_reader_has_the_model_of_the_run_whatever_it_says(text: Path, said: tu
 
 @pytest.mark.parametrize("model", ["", "a forest", "{}", "[1]", '{"layers": 2}', "[" * 4000])
 def test_a_model_of_somebody_s_own_is_refused_in_words(text: Path, model: str) -> None:
-    """Its description is theirs, and may be anything."""
     run = msgspec.structs.replace(run_record("r"), model=model)
 
     assert model_of(run) is None
@@ -63,7 +62,6 @@ def test_text_of_a_larger_vocabulary_is_refused(text: Path) -> None:
 
 
 def test_an_evaluation_measures_and_writes_the_run_s_model(text: Path, tmp_path: Path) -> None:
-    """Its settings say none, so they are of a model of another size: it was a KeyError."""
     founder = told(text, *RUN_OF)
     params: dict[str, Any] = first_values(founder.model, 0, None)
     merged = MergedModel(params, 0, 0)

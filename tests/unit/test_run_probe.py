@@ -63,7 +63,6 @@ def contribution(record: RunRecord, run_nonce: str, base_version: int) -> Queued
 
 
 def test_a_contribution_of_the_lost_founding_is_refused(run: str) -> None:
-    """Its base may be a version that the rebuilt run has made anew, with other values."""
     record = rebuilt(run)
     stranger, ours = contribution(record, "first", 5), contribution(record, "second", 5)
 
@@ -113,7 +112,6 @@ def test_a_heartbeat_of_the_lost_founding_is_not_heard(run: str) -> None:
 
 
 async def test_nobody_puts_fresh_values_into_a_run_that_is_being_rebuilt(run: str) -> None:
-    """A learner that waits in vain for the heads stops; it does not found what is missing."""
     bus = MemoryBus(run, MemoryBroker())
 
     with pytest.raises(BrokerUnavailable, match="is being rebuilt"):

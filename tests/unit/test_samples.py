@@ -52,7 +52,6 @@ def sample(step: int, who: str = "a") -> Event:
 
 
 def test_a_young_learner_writes_a_curve_and_an_old_one_few_samples() -> None:
-    """A minute has dozens of points, and a day no more than the module's arithmetic says."""
     assert written_in(60.0) >= 45
     assert 2900 <= written_in(DAY_S) <= 3000
     assert written_in(2 * DAY_S) - written_in(DAY_S) == DAY_S / DEFAULTS.sample_s

@@ -69,7 +69,6 @@ def test_a_learner_of_many_is_compared_with_one_of_few(dearer: float, holds: boo
 
 
 def test_the_fixed_cost_of_a_round_is_of_one_learner() -> None:
-    """Two learners in a process each have used it up together."""
     found = by_name(round_figures(use(2, cpu_s={"broker": [0.1], "shard": [0.04], "learners": [0.04, 0.04]})))
 
     assert found["a round of a tiny fragment: the shard"].value == pytest.approx(4.0)
@@ -79,7 +78,6 @@ def test_the_fixed_cost_of_a_round_is_of_one_learner() -> None:
 
 
 def test_memory_is_flat_after_the_warm_up() -> None:
-    """The first fifth may be anything, and what came after the end does not count."""
     samples = [(0.0, 900), (1.9, 900), (2.0, 100), (5.9, 110), (6.0, 120), (10.0, 125), (10.1, 900)]
 
     assert halves(samples, 2.0, 10.0) == ([100, 110], [120, 125])

@@ -36,7 +36,6 @@ def test_the_longer_a_run_the_larger_the_share_of_its_decay() -> None:
 
 
 def test_a_cosine_falls_from_the_warm_up_on() -> None:
-    """The schedule of runs before: half a wave, to a tenth where that is said."""
     train = TrainSettings(rate=1.0, schedule="cosine", warmup=0.1, rate_min_ratio=0.1, batch=2, sequence=5)
 
     rates = [learning_rate(train, tokens, 1000) for tokens in (0, 90, 100, 550, 1000, 2000)]

@@ -51,7 +51,6 @@ def test_a_module_is_on_one_worker_and_examples_are_on_any(tmp_path: Path) -> No
 
 
 def test_each_test_is_in_one_part() -> None:
-    """And no part is much larger than another."""
     names = [f"tests/unit/test_it.py::test_{number}[{number}]" for number in range(400)]
     found = [sum(SuitePart(number, 4).has(name) for name in names) for number in range(1, 5)]
 

@@ -47,7 +47,6 @@ def resident_bytes() -> int:
 
 @pytest.mark.parametrize("dtype", ["float32", "uint8", "float64", "int64", ml_dtypes.bfloat16])
 def test_an_array_is_an_array_wherever_it_lies(spilling: Path, dtype: np.typing.DTypeLike) -> None:
-    """Of its dtype and size, writable; in a file without a name from a size on."""
     for count, outside in ((0, False), (7, False), (MIB, True)):
         array = scratch_arrays.spare(count, dtype)
         assert (array.dtype, array.size, array.flags.writeable) == (np.dtype(dtype), count, True)
@@ -65,7 +64,6 @@ def test_an_array_is_an_array_wherever_it_lies(spilling: Path, dtype: np.typing.
 
 @pytest.mark.usefixtures("spilling")
 def test_what_is_let_go_leaves_the_process() -> None:
-    """Written or read; what is in it stays."""
     before = resident_bytes()
     array = scratch_arrays.spare(64 * MIB, np.uint8)
     array[:] = 7
@@ -81,8 +79,6 @@ def test_what_is_let_go_leaves_the_process() -> None:
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
 @pytest.mark.usefixtures("spilling")
 def test_a_folder_without_room_is_said(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what to do; not a signal in the midst of arithmetic."""
-
     def full(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 

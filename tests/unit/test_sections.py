@@ -14,7 +14,6 @@ from atoll_learner.train_settings import TrainSettings
 
 
 def test_every_dimension_follows_from_the_dial() -> None:
-    """What is not given is derived; the vocabulary is left to the data."""
     model, train = complete({"size": "m"}, {})
 
     assert model["layers"] == 8
@@ -31,7 +30,6 @@ def test_a_completed_section_completes_to_itself() -> None:
 
 
 def test_every_description_fits_into_a_run_record() -> None:
-    """The longest there is, too; what came later is left out where a model has none of it."""
     longest = {
         "layers": 256,
         "width": 65536,

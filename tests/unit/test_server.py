@@ -46,7 +46,6 @@ def test_an_old_or_foreign_server_is_refused(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_it_starts_stops_and_starts_where_it_was(tmp_path: Path) -> None:
-    """A restart keeps the port; stopping ends the process; both may be repeated."""
     broker = EmbeddedBroker(tmp_path / "b")
     assert broker.pid == 0
     broker.start()
@@ -133,7 +132,6 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("moved", ['listen: "127.0.0.1:{port}"', "server_name: other"])
 def test_an_included_file_that_moves_the_broker_is_named(tmp_path: Path, moved: str) -> None:
-    """In two seconds, not after the whole wait, with what to take out of it."""
     with socket.socket() as one, socket.socket() as two:
         for each in (one, two):
             each.bind(("127.0.0.1", 0))

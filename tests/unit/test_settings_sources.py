@@ -15,7 +15,6 @@ from support.up_requests import up_request
 
 
 def test_the_value_of_a_misspelt_name_is_not_repeated() -> None:
-    """It may be a secret; the place where it stands is enough to find it."""
     for assignments, environment in ((["broker.pasword=hunter2"], {}), ([], {"ATOLL_BROKER__PASWORD": "hunter2"})):
         with pytest.raises(SettingsError, match=r"unknown setting broker\.pasword") as refused:
             load(None, assignments, environment)
@@ -25,7 +24,6 @@ def test_the_value_of_a_misspelt_name_is_not_repeated() -> None:
 
 @pytest.mark.parametrize("value", ["9" * 5000, "[" * 5000 + "]" * 5000])
 def test_a_file_that_python_cannot_hold_is_refused(tmp_path: Path, value: str) -> None:
-    """A number of more digits than it reads, a list in lists in lists."""
     config = tmp_path / "run.toml"
     config.write_text(f"protocol.tokens_target = {value}\n", encoding="utf-8")
 
@@ -56,7 +54,6 @@ def test_an_empty_path_is_not_the_working_directory(name: str) -> None:
 
 
 def test_a_name_is_a_value_or_a_table_and_not_both(tmp_path: Path) -> None:
-    """Both places are named; neither wins in silence."""
     config = tmp_path / "run.toml"
     config.write_text('broker = "nats://x:4222"\n', encoding="utf-8")
 
@@ -102,7 +99,6 @@ def test_what_a_flag_has_set_is_refused_by_the_name_of_the_flag(request_: UpRequ
     ],
 )
 def test_a_misspelt_name_is_told_with_the_nearest_one(assignment: str, said: str, todo: str) -> None:
-    """What it was set to stays unsaid; so does the rest of its table."""
     with pytest.raises(SettingsError) as refused:
         load(None, [assignment], {})
 
@@ -126,7 +122,6 @@ def test_a_misspelt_name_is_told_with_the_nearest_one(assignment: str, said: str
 def test_of_a_table_in_the_place_of_a_value_only_the_names_are_told(
     environment: dict[str, str], file: str, tmp_path: Path
 ) -> None:
-    """What is unknown below a setting may be a secret, as what is unknown beside one."""
     config = tmp_path / "run.toml"
     config.write_text(file, encoding="utf-8")
     with pytest.raises(SettingsError) as refused:

@@ -64,7 +64,6 @@ async def kinds(bus: StoringLate, run: str) -> list[str]:
 
 @pytest.mark.parametrize("mute", ["before", "after"], ids=["not stored", "stored, unanswered"])
 async def test_an_event_whose_writer_was_cancelled_is_written_once(bus: StoringLate, run: str, mute: str) -> None:
-    """The id stays the same, so an event that was stored after all is not stored again."""
     event_log = log_of(bus, run)
     bus.mute = mute
     await cancelled(event_log.record(fields(JunkEvent, reasons={})))

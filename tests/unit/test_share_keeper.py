@@ -35,7 +35,6 @@ async def held(bus: MemoryBus, run: RunRecord, learner: str) -> int:
 
 @in_virtual_time
 async def test_of_what_fills_the_stream_a_share_stays() -> None:
-    """The newest stay, the others' stay, and the event log says on whose subjects it was."""
     bus, run, keeper = made()
     subjects = run.subjects
     await bus.put_blob(subjects.contribution_stem("ada", 0, 1, 1, NONCE), b"x")
@@ -55,7 +54,6 @@ async def test_of_what_fills_the_stream_a_share_stays() -> None:
 
 @in_virtual_time
 async def test_what_an_honest_learner_gave_up_is_removed_without_a_word() -> None:
-    """It may have abandoned some pushes; nobody calls it a filler."""
     bus, run, keeper = made()
     for push in range(1, SHARE + 3):
         await bus.put_blob(run.subjects.contribution_stem("ada", 1, 1, push, NONCE), b"x")
@@ -90,7 +88,6 @@ async def test_no_shard_and_no_fragment_that_does_not_exist() -> None:
 
 @in_virtual_time
 async def test_a_chunk_is_written_once() -> None:
-    """Whoever writes it first writes it for good."""
     bus, run, keeper = made()
     keeping = asyncio.create_task(keeper.keep())
     await asyncio.sleep(2 * LOOK_S)
@@ -105,7 +102,6 @@ async def test_a_chunk_is_written_once() -> None:
 
 
 def test_a_region_has_a_share_of_its_own() -> None:
-    """Its sums are counted by its name; another region's are not touched."""
     run = one_fragment_run(100)
     shares, subjects = ChunkShares(run), run.subjects
     sums = {f"{subjects.partial_stem('eu', 0, base, 'ab')}.0": 1 for base in range(50)}

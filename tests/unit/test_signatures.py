@@ -84,7 +84,6 @@ def test_nobody_is_believed_where_he_may_not_write(office: SigningOffice, kind: 
 
 
 def test_what_a_learner_may_write_is_believed(office: SigningOffice) -> None:
-    """As at the door; an operator is believed everywhere."""
     learner, operator = office.signatures("me"), office.signatures("boss", "operator")
     reader = office.signatures("spy", "reader")
     for subject in (S.contribution(0, 3, "me"), S.farewell(0, "me"), S.member("me"), S.data, S.beat("me"), S.answer):
@@ -232,7 +231,6 @@ async def test_nothing_passes_from_a_run_to_a_later_one_of_its_id(office: Signin
 async def test_a_watcher_follows_its_run_to_the_next_founding(
     office: SigningOffice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A message that it does not believe has it look for the run record again."""
     monkeypatch.setattr("atoll.bus.signed.LOOK_AGAIN_S", 0.0)
     broker = MemoryBroker()
     first, second, watcher = (

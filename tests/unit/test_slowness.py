@@ -135,7 +135,6 @@ def test_the_time_of_rounds_is_told_apart(told: SteppedRun) -> None:
 
 
 def test_more_findings_than_are_told_are_counted_and_what_goes_on_is_among_them() -> None:
-    """Twenty takeovers of a long run, and then a quarantine and a shard that is dead now."""
     run = SteppedRun()
     for who in run.steps:
         run.join(who)

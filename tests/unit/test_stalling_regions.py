@@ -120,7 +120,6 @@ def test_a_region_that_stalls_costs_its_learners_little(stall: Stall) -> None:
 
 
 def test_a_region_that_works_makes_every_sum() -> None:
-    """Also one that needs most of an interval."""
     stalled = StalledRun(lambda verb, _number: 0.7 * INTERVAL_S if verb == "fold" else 0.0)
     virtually(stalled.work())
     assert (stalled.sums, stalled.late) == (PUSHES, 0)

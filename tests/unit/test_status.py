@@ -45,7 +45,6 @@ def test_a_run_says_all_that_it_waits_for(
 
 
 def test_a_broker_that_carries_messages_and_stores_none_is_waited_for() -> None:
-    """Its disk is full: heartbeats go on, and nobody's entries reach the event log."""
     states = ["training", "training"]
     soon, late = (
         standing_of(PROTOCOL, states, {0, 1}, ended=False, storing=Storing(after_s)) for after_s in (100.0, 130.0)
@@ -187,7 +186,6 @@ def test_a_look_is_over_once_nobody_is_missing() -> None:
 
 
 def test_json_is_what_the_schema_says(tmp_path: Path) -> None:
-    """The schema is made from the struct, and the verb prints it without a broker."""
     encoded = msgspec.json.encode(status_of(moment(11.0), "nats://hub:4222"))
     schema, file = tmp_path / "schema.json", tmp_path / "status.json"
     done = CliRunner().invoke(build(), ["status", "--schema"])
@@ -237,7 +235,6 @@ def test_a_run_that_merges_nothing_does_not_train() -> None:
 
 
 def test_a_run_that_makes_versions_trains_whatever_its_rounds_wait_for_now() -> None:
-    """Also one that has only begun; and a slow fleet is given the time of some intervals."""
     assert status_of(stalled(tokens=100, rounds_at_s=50.0), "").standing == "training"
     assert status_of(stalled(tokens=100, now_s=10.0), "").standing == "training"
 

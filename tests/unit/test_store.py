@@ -160,7 +160,6 @@ async def test_what_a_dead_owner_left_is_swept_by_its_heir(desk: StoreDesk) -> N
 
 
 async def test_what_a_machine_decides_is_not_durable_yet(desk: StoreDesk) -> None:
-    """The machine writes in books of its own; the store's change with what becomes visible."""
     store = await desk.owner(1)
     await store.commit(one_commit(0), STEP)
     ours = store.copied_ledgers()
@@ -200,7 +199,6 @@ async def test_a_former_owner_that_wakes_up_late_writes_nothing(desk: StoreDesk)
 
 
 async def test_a_head_knows_the_tokens_of_all_commits_whoever_made_them(desk: StoreDesk) -> None:
-    """And they are those of its books: what was merged in time and what was merged late."""
     for epoch, version in enumerate(range(6), start=1):
         store = await desk.owner(epoch)
         await store.commit(one_commit(version), STEP)
@@ -258,7 +256,6 @@ async def test_a_commit_that_failed_goes_on_where_it_was(desk: StoreDesk, monkey
 async def test_what_a_broker_loses_while_values_are_measured_is_stored_again(
     desk: StoreDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The measure takes longer than the store; the power cut comes between them."""
     store, bus, norm = await desk.owner(1), desk.bus, l2_norm
     stored, ended = asyncio.Event(), threading.Event()
 
@@ -362,7 +359,6 @@ class ForgetfulStoreBus(MemoryBus):
 
 
 async def test_a_founder_never_removes_a_keyframe_that_a_fenced_head_names() -> None:
-    """The answer to its write was lost, and the shard's fence stands on it."""
     desk = StoreDesk()
     desk.bus = ForgetfulStoreBus(desk.name, MemoryBroker())
 

@@ -82,7 +82,6 @@ def test_one_that_is_too_long_is_read_apart_and_the_others_once_more() -> None:
 
 
 def test_a_sum_of_what_nobody_asked_for_is_a_mistake() -> None:
-    """No contribution enters without its manifest."""
     desk = SumDesk()
     desk.pushed("a")
     with pytest.raises(ProtocolMisuse, match="nobody asked for"):

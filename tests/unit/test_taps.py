@@ -237,7 +237,6 @@ DEEP = "[" * 900 + "]" * 900
     ],
 )
 def test_a_field_that_nobody_can_show_makes_a_message_none(more: str) -> None:
-    """On an open broker anybody may publish one, also under a tap."""
     data = f"{GOLDEN['Beat'].strip()[:-1]},{more}}}".encode("latin-1")
 
     with pytest.raises(PeerMisbehaved):

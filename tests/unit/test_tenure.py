@@ -68,7 +68,6 @@ def test_a_free_lease_is_taken_at_once() -> None:
 
 
 def test_a_lease_that_moves_is_left_alone_and_one_that_stands_still_is_taken() -> None:
-    """However far apart the clocks are: what counts is how long the revision stood still."""
     record = LeaseRecord()
     owner, standby = Candidate(1, record), Candidate(2, record, ahead_s=1e6)
     for tenth in range(100):
@@ -147,7 +146,6 @@ def test_one_look_is_never_enough() -> None:
 
 
 def test_a_lease_that_was_there_and_is_lost_is_taken_once_that_stands_still() -> None:
-    """Its owner may live, and writes it anew."""
     record = LeaseRecord()
     Candidate(1, record).look(0.0)
     heir, newcomer = Candidate(2, record), Candidate(3, LeaseRecord())

@@ -62,7 +62,6 @@ FORMATS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_holds_a_document_a_row(tmp_path: Path, name: str) -> None:
-    """Of the column that was named; another name is refused with what there is."""
     FORMATS[name](tmp_path / name)
 
     (file,) = files_of([tmp_path])
@@ -100,7 +99,6 @@ def test_a_damaged_archive_is_refused_by_name(tmp_path: Path, name: str, content
 
 
 def test_a_small_corpus_of_one_file_has_held_out_text(tmp_path: Path) -> None:
-    """Fifty kilobytes were one document, and nothing of it could be held out."""
     (tmp_path / "book.txt").write_text("\n".join(ROWS * 30), encoding="utf-8")
     size = (tmp_path / "book.txt").stat().st_size
 

@@ -54,7 +54,6 @@ def feed(source: str, start: int = 0, batch: int = 2) -> SourceFeed:
 
 
 def test_batches_are_the_windows_in_order_and_a_restart_goes_on(folder: Path) -> None:
-    """What the checkpoint keeps is enough; a source that ends is told as the end."""
     name = f"{module(folder)}:counting"
     first = feed(name, batch=3)
     one, two = first.next(never), first.next(never)
@@ -97,7 +96,6 @@ def test_a_window_that_is_none_is_refused(folder: Path, wrong: str, said: str) -
 
 
 def test_a_source_that_fails_or_does_not_exist_is_named(folder: Path) -> None:
-    """At the beginning, later, and where the setting is wrong."""
     name = module(folder)
     with pytest.raises(DataError, match="OSError: no such disk"):
         feed(f"{name}:raising")

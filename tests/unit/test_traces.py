@@ -80,7 +80,6 @@ def test_what_was_before_is_not_told_and_what_is_malformed_says_nothing() -> Non
 
 
 def test_a_collector_is_told_over_http() -> None:
-    """By the protocol that every collector takes, OTLP; what waits is told at the end."""
     with collecting() as (url, found):
         tracer = tracer_to(url, "r", 0.0)
         tracer.on_event(commit(), History().on_event(commit()))

@@ -137,7 +137,6 @@ def test_processes_that_are_forgotten_keep_their_bytes(monkeypatch: pytest.Monke
 
 
 def test_the_home_broker_is_away_while_any_connection_to_it_is_lost() -> None:
-    """Further brokers of the run do not count; a connection that is closed is not missed."""
     stats = BusStats(home="nats://hub:4222")
     stats.lose("nats://bulk:4222", 1, 5.0)
     assert not stats.is_away
@@ -152,7 +151,6 @@ def test_the_home_broker_is_away_while_any_connection_to_it_is_lost() -> None:
 
 
 def test_a_broker_that_fell_silent_is_away_since_then() -> None:
-    """It is known some time later, and a second connection that finds out changes nothing."""
     stats = BusStats()
     stats.lose("nats://hub:4222", 1, 10.0)
     assert stats.away_s(30.0) == 20.0

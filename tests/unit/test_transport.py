@@ -168,7 +168,6 @@ async def test_closing_sends_what_is_queued(peer: Peer, wire: SocketTransport) -
 
 
 async def test_a_reader_that_falls_behind_stops_the_socket(peer: Peer, wire: SocketTransport) -> None:
-    """Nobody reads, so a bounded number of frames waits; then all of them arrive."""
     message, count = b"MSG a 1 %d\r\n" % MIB + bytes(MIB) + b"\r\n", 128
     writer = await peer.accepted()
     peer.reading.set()

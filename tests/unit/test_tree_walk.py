@@ -59,7 +59,6 @@ TREES = st.recursive(st.one_of(LEAVES, containers(LEAVES)), containers, max_leav
 
 @given(TREES)
 def test_both_walks_find_the_same_leaves_under_the_same_names(tree: Any) -> None:  # noqa: ANN401
-    """In the same order, by identity; whole trees of either have equal containers."""
     (plain, plain_shape), (known, known_shape) = PlainShape.of(tree), JaxShape.of(tree)
 
     assert [name for name, _ in plain] == [name for name, _ in known]
@@ -87,7 +86,6 @@ def test_keys_without_an_order_are_refused(walk: type[TreeShape]) -> None:
 
 
 def test_with_jax_loaded_its_own_containers_and_arrays_are_known() -> None:
-    """As in this process: the walk is JAX's."""
     leaves, shape = flatten({"w": jnp.ones(2), "n": np.ones(2)})
 
     assert isinstance(shape, JaxShape)

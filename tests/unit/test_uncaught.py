@@ -30,7 +30,6 @@ WRONG = "from atoll.base.errors import *; raise "
 
 
 def test_a_mistake_ends_a_script_with_its_message() -> None:
-    """What, got, allowed and what to do; nothing of where in our code it was found."""
     code, said = ends("import atoll; atoll.join(3, run='r', learner='a', params={})")
 
     assert code == 1
@@ -53,7 +52,6 @@ def test_in_a_thread_the_message_names_the_thread() -> None:
 
 
 def test_control_characters_are_written_out() -> None:
-    """A name that somebody chose could clear the screen, or turn the line around."""
     program = "atoll.SettingsError('no such leaf', got='\\x1b[2Jw\\r\\x9b1m\\u202e\\tä')"
     told = ["atoll: no such leaf", r"  got:     \x1b[2Jw\r\x9b1m\u202e\tä"]
 
@@ -88,7 +86,6 @@ def test_everything_else_shows_its_traceback(program: str, environment: dict[str
 
 
 def test_a_hook_that_a_program_has_set_before_stays() -> None:
-    """It wants to see everything; one that is set later finds ours and may go on to it."""
     before = (
         "import sys, threading\nsys.excepthook = threading.excepthook = lambda *a: print('mine', file=sys.stderr)\n"
     )
@@ -103,7 +100,6 @@ def test_a_hook_that_a_program_has_set_before_stays() -> None:
 
 
 def test_importing_atoll_loads_next_to_nothing() -> None:
-    """The hooks cost no library."""
     code, said = ends(
         "import sys, atoll; sys.exit(str({'numpy', 'structlog', 'jax', 'msgspec', 'asyncio'} & set(sys.modules) or ''))"
     )

@@ -59,7 +59,6 @@ def test_flags_go_before_assignments_those_before_variables_and_those_before_the
 
 
 def test_a_flag_for_one_learner_leaves_the_others_as_the_file_has_them(file: Path) -> None:
-    """A table is merged name by name; a list, the text, is replaced."""
     other = file.parent / "other.txt"
     other.touch()
     up = plan(
@@ -113,7 +112,6 @@ def test_paths_count_from_the_file_in_a_file_and_from_here_elsewhere(
     ],
 )
 def test_a_mistake_in_the_section_is_refused(tmp_path: Path, line: str, said: str) -> None:
-    """By the name of the setting, before anything starts; the message names the file."""
     path = tmp_path / "run.toml"
     path.write_text(f"[up]\n{line}\n", encoding="utf-8")
     with pytest.raises(SettingsError, match=said):

@@ -109,7 +109,6 @@ def test_a_run_that_never_began_binds_nobody(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_is_refused_unless_told_to_begin_again(tmp_path: Path) -> None:
-    """The message names both ways on; --again makes a new run of the defaults."""
     begun = former(tmp_path / "run", 1000)
     with pytest.raises(SettingsError, match="reached its target") as refusal:
         plan(up_request(out=tmp_path / "run"), {})
@@ -151,7 +150,6 @@ def test_what_processes_have_agreed_on_cannot_change(tmp_path: Path, assignment:
 
 
 def test_a_larger_target_continues_a_finished_run(tmp_path: Path) -> None:
-    """The target is the one part of the agreement that may grow."""
     former(tmp_path / "run", 1000)
     up = plan(up_request(out=tmp_path / "run", assignments=("protocol.tokens_target=3000",)), {})
 
@@ -161,7 +159,6 @@ def test_a_larger_target_continues_a_finished_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model.safetensors", "data/mine.csv", "notes.txt"])
 def test_a_folder_with_somebodys_files_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
-    """Nothing is made, nothing replaced: only a new or empty folder or a run is used."""
     theirs = tmp_path / "run" / name
     theirs.parent.mkdir(parents=True)
     theirs.write_text("precious", encoding="utf-8")
@@ -272,7 +269,6 @@ def test_copies_that_cannot_be_are_refused(tmp_path: Path, brokers: int, assignm
 
 
 def test_the_brokers_of_a_run_cannot_change(tmp_path: Path) -> None:
-    """Its streams are in their stores; who says nothing gets as many as before."""
     up = plan(up_request(out=tmp_path / "run", brokers=3), {})
     with RunFolder(tmp_path / "run") as folder:
         folder.save(RunFile(run=up.settings.run, learners=3, settings=kept_settings(up), broker=EMBEDDED, tokens=5))

@@ -78,7 +78,6 @@ def test_tokens_of_a_last_life_that_could_not_say_goodbye_are_lost() -> None:
 
 
 def test_a_learner_of_somebody_else_may_train_on_after_the_books_were_closed() -> None:
-    """Nobody can say that its tokens are lost, so the report does not."""
     view = History(learners={"theirs": LearnerView("theirs", lives={1: LearnerLife(1, tokens=1000)})})
     ledger = Ledger()
     ledger.take_report("theirs", 1, 900, 0, 0, 0)
@@ -203,7 +202,6 @@ def test_the_page_of_a_report_is_that_of_the_run_which_is_over() -> None:
 
 
 def test_the_page_of_a_report_has_its_parts_inside() -> None:
-    """It names no file beside it, and a name of a peer's ends no script."""
     view = History()
     view.on_event(event("joined", "</script><script>alert(1)</script>", 1.0, incarnation=1))
     shown = page_with(frames_of(view, None))
@@ -262,7 +260,6 @@ async def test_the_end_of_a_run_reads_its_event_log_no_second_time(run: str) -> 
 
 
 def test_a_report_that_cannot_be_written_is_told_all_the_same(tmp_path: Path) -> None:
-    """Days of training end with their figures, and with the file that can be written."""
     out = tmp_path / "run"
     with RunFolder(out) as folder:
         (out / "report.json" / "inside").mkdir(parents=True)

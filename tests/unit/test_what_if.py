@@ -112,7 +112,6 @@ def test_a_fit_finds_what_was_told(recording: Recording) -> None:
 
 
 def test_a_learner_that_was_killed_and_came_back_has_two_lives() -> None:
-    """Its first life ends with the last that was heard of it, not in order."""
     told = [each for each in events() if each["who"] != "b" or each["at_s"] < BEGAN_S + 20.0]
     for each in told:
         if each["kind"] == "round" and each["at_s"] > BEGAN_S + 20.0:
@@ -276,7 +275,6 @@ def test_code_that_a_run_names_is_a_word_to_a_what_if(
 
 
 def test_the_verb_reads_a_folder(tmp_path: Path) -> None:
-    """It prints fit, check and change; as JSON as well."""
     save(tmp_path, SETTINGS)
     words = ["what-if", str(tmp_path), "--set", "protocol.quorum=1", "--seeds", "2", "--miss-max", "10"]
 

@@ -32,7 +32,6 @@ from atoll.run.decisions import list_names
     ],
 )
 def test_the_user_part_of_a_url_is_struck_out(text: object, shown: object) -> None:
-    """Of each one; a password may hold a slash."""
     assert redact(text) == shown
 
 

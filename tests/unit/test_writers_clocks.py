@@ -42,7 +42,6 @@ def told_run(ahead_s: dict[str, float]) -> History:
 
 @pytest.mark.parametrize("ahead_s", [61.0, 300.0, FUTURE_S, -61.0, -300.0, -NOW_S])
 def test_a_clock_that_is_wrong_makes_nobody_gone(ahead_s: float) -> None:
-    """Neither others nor its own learner; and a run begins when its first event was stored."""
     history = told_run({"a": 0.0, "b": ahead_s, "c": 0.0})
     assert absences_of(history) == []
     assert history.newest_s == history.newest_s == NOW_S + 570.0
