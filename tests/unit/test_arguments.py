@@ -24,18 +24,13 @@ PARAMS = {"w": np.zeros((4, 2), np.float32)}
     ("changes", "named"),
     [
         ({"broker": None}, "broker"),
-        ({"broker": 4222}, "broker"),
         ({"run": 7}, "run"),
-        ({"run": None}, "run"),
         ({"run": Path("r")}, "run"),
         ({"learner": 3}, "learner"),
         ({"protocol": {"fragments": 2}}, "protocol"),
-        ({"protocol": "default"}, "protocol"),
         ({"options": {"donated": True}}, "options"),
-        ({"options": None}, "options"),
         ({"options": atoll.JoinOptions(donated="yes")}, "options.donated"),  # type: ignore[arg-type]
         ({"options": atoll.JoinOptions(seed=True)}, "options.seed"),
-        ({"options": atoll.JoinOptions(seed=1.5)}, "options.seed"),  # type: ignore[arg-type]
         ({"options": atoll.JoinOptions(merge="w")}, "options.merge"),  # type: ignore[arg-type]
         ({"options": atoll.JoinOptions(merge={1: "mean"})}, "options.merge"),  # type: ignore[dict-item]
         ({"options": atoll.JoinOptions(patience_s="3")}, "options.patience_s"),  # type: ignore[arg-type]

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from atoll.base.clock import SystemClock
-from atoll.report.page import STATIC
 from atoll_monitor import dashboard as feeds
 from atoll_monitor import http_server
 from atoll_monitor.dashboard import VIEWERS_MAX, Feed, page_routes
@@ -101,13 +100,6 @@ async def test_the_page_loads_nothing_from_elsewhere() -> None:
     assert headers["x-content-type-options"] == "nosniff"
     assert len(answers) >= 2
     assert set(answers.values()) == {200}
-
-
-def test_no_file_of_the_page_names_another_machine() -> None:
-    ours = [path for path in STATIC.rglob("*") if path.is_file() and "vendor" not in path.parts]
-    named = {path.name: re.findall(r"https?://[\w.-]+", path.read_text(encoding="utf-8")) for path in ours}
-
-    assert {name: urls for name, urls in named.items() if set(urls) - {"http://www.w3.org"}} == {}
 
 
 async def test_frames_come_as_the_run_goes_on() -> None:

@@ -17,7 +17,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
@@ -545,16 +545,12 @@ def test_a_folder_of_a_pod_is_refused_as_an_archive(tmp_path: Path, setting: str
     ("setting", "said"),
     [
         ('archive.url = "archive"', "an absolute path"),
-        ('archive.url = "~/archive"', "an absolute path"),
-        ('archive.url = "file:archive"', "an absolute path"),
         ('archive.url = "/srv/../archive"', "an absolute path"),
         ('archive.url = "/"', "an absolute path"),
-        ('archive.url = "/srv/my archive"', "an absolute path"),
         ('archive.url = "file:///srv/my%20archive"', "an absolute path"),
         ('archive.url = "/srv/%h"', "an absolute path"),
         ('archive.url = "/srv/a:b"', "an absolute path"),
         ('archive.url = "/tmp/archive"', "gone with its service"),
-        ('archive.url = "file:///var/tmp"', "gone with its service"),
         ('synchronizer.restore = "archive"', "synchronizer.restore = archive"),
         ('archive.url = "ftp://host/archive"', "no place for an archive"),
         ('archive.url = "http://["', "cannot be read"),
@@ -621,8 +617,6 @@ def _verified(*units: Path) -> subprocess.CompletedProcess[str]:
         ("learners = 1", "learnres = 1", "learners"),
         ("[regions.lab]", "[regions.hub]", "no name of a region"),
         ("[regions.lab]", "[regions.Lab]", "no name of a region"),
-        ("[regions.lab]", "[regions.shard]", "no name of a region"),
-        ("[regions.lab]", "[regions.synchronizer]", "no name of a region"),
         ('target = "systemd"', 'target = "nomad"', "regions.lab.target"),
         ("gpus = 1", 'broker = "sea"', "regions.eu.broker"),
         ("gpus = 1", "premerge = true", "premerge needs broker"),
@@ -633,25 +627,20 @@ def _verified(*units: Path) -> subprocess.CompletedProcess[str]:
         ("synchronizers = 2", "leaf_port = 4222", "leaf_port 4222 of the hub meet"),
         ("[regions.asia]", "[regions.eu-1]", "two services would have one name: eu-1"),
         ("protocol.fragments = 4", 'learner.region = "eu"', "decides this setting"),
-        ("protocol.fragments = 4", 'synchronizer.region = "eu"', "decides this setting"),
         ('"hub-3.example.org"]', '"hub-3.example.org", "d"]', "1, 3 or 5"),
-        ('"hub-3.example.org"]', '"hub 3"]', "no name of a host"),
         ('"hub-3.example.org"]', '"hub-1.example.org"]', "two nodes have one host"),
         ('["203.0.113.0/24"]', '["203.0.113.0/33"]', "hub.addresses"),
         ("protocol.fragments = 4", "protocol.fragments = 0", "fragments"),
         ("protocol.fragments = 4", 'broker.url = "nats://x:1"', "decides this setting"),
         ("settings.train.rate = 1e-3", "settings.learner.id = 'x'", "decides this setting"),
         ("protocol.fragments = 4", 'synchronizer = "x"', "this is a table of settings"),
-        ("protocol.fragments = 4", "learner = 3", "this is a table of settings"),
         ('data = "/srv/corpus"', 'data = "/srv/${x}"', "compose cannot mount"),
         ("model.size", "modle.size", "modle"),
         ("[settings]", "[settings", "not TOML"),
         ("gpus = 1", 'memory = "0"', "regions.eu.memory"),
-        ("gpus = 1", 'memory = "500m"', "regions.eu.memory"),
         ("gpus = 1", 'memory = "63Mi"', "at least 64Mi"),
         ("gpus = 1", f'memory = "{"9" * 400}"', "regions.eu.memory"),
         ("gpus = 1", 'cpus = "0"', "regions.eu.cpus"),
-        ("gpus = 1", 'cpus = "1000000"', "regions.eu.cpus"),
         ("gpus = 1", f"settings.{'a.' * 1500}a = 1", "not TOML"),
         ("protocol.fragments = 4", f"protocol.fragments = {'9' * 5000}", "not TOML"),
     ],
@@ -702,29 +691,6 @@ trees = st.dictionaries(
 
 
 @given(trees)
+@example({"a": ["no", "y", "1e3", "0o17", "null", "~", "1:30", "2026-11-25"], "b": "a\n b\n", "c": " a\n", "d": "a: b"})
 def test_whatever_is_written_as_yaml_is_read_back(tree: dict[str, Any]) -> None:
     assert yaml.safe_load(as_yaml(tree)) == tree
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *["no", "1e3", "0x1f", "null", "~", "1:30", ".5", "2026-11-25"],
-        "no",
-        "y",
-        "1e3",
-        "0x1f",
-        "0o17",
-        "null",
-        "~",
-        "a\nb\n",
-        "a\n b\n",
-        "a \nb\n",
-        " a\n",
-        "a\n\n",
-        "- a",
-        "a: b",
-    ],
-)
-def test_texts_that_look_like_something_else_stay_texts(text: str) -> None:
-    assert yaml.safe_load(as_yaml({"a": [text, {"b": text}]})) == {"a": [text, {"b": text}]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 import time
 from dataclasses import replace
@@ -128,12 +127,6 @@ def test_an_identity_believes_one_authority(keys: KeyFolder, authority: str) -> 
     if not authority.strip():
         with pytest.raises(SettingsError, match="would believe every public one"):
             replace(identity, authority=authority).credentials().tls()
-
-
-def test_a_pipe_is_no_identity(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe", 0o600)
-    with pytest.raises(SettingsError, match="not a regular file"):
-        read_identity(tmp_path / "pipe")
 
 
 def foreign_key(kind: str) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import atoll as package
 from atoll.base import provenance
 from atoll.base.errors import SettingsError
 from atoll.local.options import UpPlan, kept_settings, plan
-from atoll.local.run_settings import EarlierRun, read_earlier
+from atoll.local.run_settings import read_earlier
 from atoll.report.collect import Facts, collect
 from atoll.run.folder import EMBEDDED, RunFile, RunFolder
 from atoll.run.history import History
@@ -128,16 +127,3 @@ def test_what_tells_of_no_run_is_refused(tmp_path: Path, content: str | None, sa
         path.write_text(content, encoding="utf-8")
     with pytest.raises(SettingsError, match=said):
         read_earlier(path)
-
-
-def earlier(commit: str = "a" * 40, **changed: str) -> EarlierRun:
-    told = {"atoll": package.__version__, "commit": commit} | changed
-    return EarlierRun(Path("report.json"), "first", {}, **told)
-
-
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
-    """A pipe that nobody writes to would be read for ever."""
-    os.mkfifo(tmp_path / "pipe")
-
-    with pytest.raises(SettingsError, match="no file to begin like"):
-        read_earlier(tmp_path / "pipe")

@@ -366,21 +366,16 @@ def test_a_machine_that_stands_still_sends_nothing() -> None:
     [
         {"step_s": 0.0},
         {"step_s": float("nan")},
-        {"learners": 0},
-        {"codec_up": "bf17"},
         {"codec_down": "zip"},
         {"fragments": 48, "interval_steps": 48, "parameters": 20},
-        {"overlap_steps": 25},
         {"links": PlanLinks((1.0,), (1.0, 2.0))},
         {"links": PlanLinks((1.0,), (1.0,), loss=0.9)},
-        {"failures": Failures(mtbi_s=0.0)},
         {"failures": Failures(slice_chips=0)},
         {"failures": Failures(downscale_s=-1.0)},
         {"failures": Failures(loss_per_hour=1e308)},
         {"failures": Failures(mtbi_s=1e-320)},
         {"failures": Failures(mtbi_s=float("inf"))},
         {"failures": Failures(return_s=float("nan"))},
-        {"learners": 1, "links": PlanLinks((1e9, 1e9), (1e9, 1e9))},
     ],
 )
 def test_what_makes_no_plan_is_refused_with_what_is_allowed(wrong: dict[str, Any]) -> None:

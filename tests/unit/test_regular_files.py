@@ -9,11 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.base.errors import DataError, SettingsError
 from atoll.base.regular_files import NotRegular, TooLarge, lines_of, opened_file, read_file
-from atoll.cli.replay import replay_dump
-from atoll.local.run_settings import read_earlier
-from atoll.run.folder import read_run_file
 from atoll.run.history import History
 
 
@@ -54,20 +50,6 @@ def test_a_line_without_end_takes_its_place_and_no_memory(tmp_path: Path) -> Non
     file.write_bytes(b"a\n" + b"1234567\n" + b"12345678\n" + b"x" * 100 + b"\nb\n" + b"y" * 100)
 
     assert list(lines_of(file, 8)) == [b"a\n", b"1234567\n", None, None, b"b\n", None]
-
-
-def test_readers_of_a_run_s_folder_do_not_wait_for_a_pipe(tmp_path: Path) -> None:
-    for name in ("run.json", "events.jsonl", "facts.jsonl"):
-        os.mkfifo(tmp_path / name)
-
-    with pytest.raises(SettingsError, match="not a regular file"):
-        read_run_file(tmp_path)
-    with pytest.raises(SettingsError, match="no file to begin like"):
-        read_earlier(tmp_path)
-    with pytest.raises(SettingsError, match="not a regular file"):
-        History().read_file(tmp_path / "events.jsonl")
-    with pytest.raises(DataError, match="not a regular file"):
-        replay_dump(tmp_path / "facts.jsonl", None)
 
 
 def test_an_event_log_with_lines_that_are_none_is_read_past_them(tmp_path: Path) -> None:
