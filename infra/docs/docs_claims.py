@@ -33,7 +33,7 @@ from atoll.wire import events
 from atoll.wire import messages as wire
 from atoll.wire.blobs import BlobRef
 from atoll.wire.events import EVALUATOR, EventWriter
-from atoll.wire.premerge import RegionAnswer, RegionAsk, WeighedPush
+from atoll.wire.messages import RegionAnswer, RegionAsk, WeighedPush
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import LinkTraffic
 

@@ -38,9 +38,8 @@ from atoll.deploy.examination import ExaminationContext, examine
 from atoll.keys.certificates import Certified
 from atoll.keys.identity import read_identity, write_secret
 from atoll.keys.roll import KeyFolder
-from atoll.wire.messages import encode
+from atoll.wire.messages import SCHEMA_NEWEST, encode
 from atoll.wire.subjects import Subjects
-from atoll.wire.version import SCHEMA_NEWEST
 from support.command_line import atoll
 from support.deployments import Deployed, deployed_here, free_port, open_signed
 from support.founded_run import run_record

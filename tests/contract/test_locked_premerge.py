@@ -15,8 +15,7 @@ from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.nats.jetstream_api import JetStream
 from atoll.bus.options import BusOptions
 from atoll.keys.rights import Kind, premerger_of
-from atoll.wire.messages import decode, encode
-from atoll.wire.premerge import RegionAnswer, RegionAsk, keeper_word
+from atoll.wire.messages import RegionAnswer, RegionAsk, decode, encode, keeper_word
 from atoll.wire.subjects import Subjects
 from support.bus_contract_data import MIB, SOON_S, noise
 from support.founded_run import run_record

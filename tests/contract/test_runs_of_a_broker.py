@@ -27,8 +27,8 @@ from atoll.bus.server import EmbeddedBroker
 from atoll.bus.streams import GIB, stream_plan
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.record import read_run
+from atoll.wire.messages import SCHEMA_NEWEST
 from atoll.wire.subjects import Subjects
-from atoll.wire.version import SCHEMA_NEWEST
 
 pytestmark = pytest.mark.connected
 DEADLINE_S = 120.0

@@ -10,9 +10,8 @@ import pytest
 
 from atoll.base.errors import PeerMisbehaved
 from atoll.protocol.data import DataLedger
-from atoll.wire import messages, version
-from atoll.wire.messages import RunRecord, decode, encode
-from atoll.wire.version import SCHEMA_NEWEST, oldest_of
+from atoll.wire import messages
+from atoll.wire.messages import SCHEMA_NEWEST, RunRecord, decode, encode, oldest_of
 
 GOLDEN: dict[str, str] = json.loads((Path(__file__).parent / "messages.json").read_text(encoding="utf-8"))
 """Each message, by its name."""
@@ -25,7 +24,7 @@ def kind_of(name: str) -> Any:  # noqa: ANN401  (a class of messages)
 @pytest.mark.parametrize("schema", [SCHEMA_NEWEST, SCHEMA_NEWEST + 1])
 def test_a_release_speaks_the_version_of_the_release_before_it(monkeypatch: pytest.MonkeyPatch, schema: int) -> None:
     """A run keeps the version of its founding, also in the hands of a process that could found a newer one."""
-    monkeypatch.setattr(version, "SCHEMA_NEWEST", SCHEMA_NEWEST + 1)
+    monkeypatch.setattr(messages, "SCHEMA_NEWEST", SCHEMA_NEWEST + 1)
     founded = GOLDEN["RunRecord"].replace(f'"schema":{SCHEMA_NEWEST}', f'"schema":{schema}')
     record = decode(RunRecord, founded.encode())
 

@@ -41,8 +41,7 @@ from atoll.protocol.data import DataGrant, DataLedger
 from atoll.run.heads import read_heads
 from atoll.run.inline_frames import is_inline
 from atoll.wire.blobs import BlobRef, Upload
-from atoll.wire.messages import Beat, Contribution, Event, Member, RunRecord, decode
-from atoll.wire.premerge import RegionAnswer
+from atoll.wire.messages import Beat, Contribution, Event, Member, RegionAnswer, RunRecord, decode
 from atoll.wire.subjects import PUSH_NONCE_BYTES
 from support.door_attacks import PREMERGER, VICTIM
 

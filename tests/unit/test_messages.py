@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from atoll.base.errors import PeerMisbehaved, ProtocolMisuse
 from atoll.base.quantities import TOKENS_MAX
 from atoll.wire.blobs import BlobRef
-from atoll.wire.messages import DOCUMENT_BYTES_MAX, Beat, Call, Contribution, Head, decode, encode
-from atoll.wire.version import SCHEMA_NEWEST
+from atoll.wire.messages import DOCUMENT_BYTES_MAX, SCHEMA_NEWEST, Beat, Call, Contribution, Head, decode, encode
 
 MANIFEST = Contribution(
     learner="a",

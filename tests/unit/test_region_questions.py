@@ -16,8 +16,7 @@ from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.codec import FrameEncoder, Framing
 from atoll.codec.arrays import pack_arrays
 from atoll.wire.blobs import BlobRef, Upload
-from atoll.wire.messages import Contribution, RunRecord, decode, encode
-from atoll.wire.premerge import RegionAnswer, RegionAsk, WeighedPush
+from atoll.wire.messages import Contribution, RegionAnswer, RegionAsk, RunRecord, WeighedPush, decode, encode
 from atoll_synchronizer import region_service
 from atoll_synchronizer.aggregator import PendingContribution, read_contribution
 from atoll_synchronizer.region_service import RegionService

@@ -14,8 +14,16 @@ from atoll.base.clock import SystemClock
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.protocol.events import Fact, PushKey
 from atoll.wire.blobs import BlobRef
-from atoll.wire.messages import Contribution, decode, encode
-from atoll.wire.premerge import CHUNKS_GONE, NOTHING_KEPT, SENDING, RegionAnswer, RegionAsk
+from atoll.wire.messages import (
+    CHUNKS_GONE,
+    NOTHING_KEPT,
+    SENDING,
+    Contribution,
+    RegionAnswer,
+    RegionAsk,
+    decode,
+    encode,
+)
 from atoll_synchronizer import regions
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.garbage_collector import GarbageCollector

@@ -15,7 +15,7 @@ from atoll.deploy.description import DeploymentDescription, HubPlace, RegionPlac
 from atoll.keys.rights import check_name, premerger_of
 from atoll.keys.roll import KeyFolder
 from atoll.settings import load
-from atoll.wire.region_names import is_region_name
+from atoll.wire.subjects import is_region_name
 from atoll_synchronizer.process import check_region
 from support.command_line import atoll
 

@@ -10,7 +10,7 @@ from atoll.base.errors import SettingsError
 from atoll.cli.options import with_flags
 from atoll.local.options import UpRequest, plan
 from atoll.settings import load
-from atoll.wire.region_names import ALLOWED
+from atoll.wire.subjects import REGION_NAMES
 from support.up_requests import up_request
 
 
@@ -138,7 +138,7 @@ def test_of_a_table_in_the_place_of_a_value_only_the_names_are_told(
         ("train.batch=abc", "train.batch is wrong: not an integer", "an integer, at least 1, at most 65,536"),
         ("train.decay=7", "train.decay is wrong: neither a share", "auto, or at least 0 and at most 1"),
         ("monitor.sinks={}", "monitor.sinks is wrong: not a list", "a list of wandb, tensorboard, trackio"),
-        ("learner.region={}", "learner.region is wrong: not text", f"empty, or {ALLOWED}"),
+        ("learner.region={}", "learner.region is wrong: not text", f"empty, or {REGION_NAMES}"),
     ],
 )
 def test_a_value_that_no_setting_can_have_is_told_with_those_that_it_can(

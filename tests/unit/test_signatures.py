@@ -19,8 +19,7 @@ from atoll.bus.signed import SignedBus, is_signed
 from atoll.keys.identity import read_identity
 from atoll.keys.rights import Kind, premerger_of
 from atoll.keys.signatures import IdentitySignatures
-from atoll.wire.messages import Control, RunRecord, Verdict, decode, encode
-from atoll.wire.signature_line import SIGNATURE
+from atoll.wire.messages import SIGNATURE, Control, RunRecord, Verdict, decode, encode
 from atoll.wire.subjects import Subjects
 from support.founded_run import run_record
 from support.signing_office import SigningOffice

@@ -15,8 +15,7 @@ from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.codec import FrameEncoder, Framing
 from atoll.protocol.events import Fact, PushKey
 from atoll.wire.blobs import Upload
-from atoll.wire.messages import Contribution, decode, encode
-from atoll.wire.premerge import RegionAsk
+from atoll.wire.messages import Contribution, RegionAsk, decode, encode
 from atoll_simulator.loop import LoopClock
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.garbage_collector import GarbageCollector

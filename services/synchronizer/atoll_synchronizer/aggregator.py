@@ -42,8 +42,7 @@ from atoll.merge.round_merge import RoundMerge
 from atoll.protocol.events import Fold, PushKey
 from atoll.run.delta_chain import FrameReader
 from atoll.run.inline_frames import is_inline
-from atoll.wire.messages import Contribution, RunRecord
-from atoll.wire.premerge import CHUNKS_GONE
+from atoll.wire.messages import CHUNKS_GONE, Contribution, RunRecord
 from atoll.wire.subjects import is_push_nonce
 from atoll_synchronizer.archivist import Retention
 

@@ -51,8 +51,7 @@ from atoll.run.push_keys import key_of
 from atoll.run.record import recorded_progress
 from atoll.run.reports import IMPOSSIBLE_CLAIM, claim_of, with_claim
 from atoll.wire.events import JunkEvent
-from atoll.wire.messages import Beat, Contribution, RunRecord, decode
-from atoll.wire.signature_line import is_unproven
+from atoll.wire.messages import Beat, Contribution, RunRecord, decode, is_unproven
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.acknowledgements import PendingAcknowledgements, PendingManifest
 from atoll_synchronizer.aggregator import check_manifest

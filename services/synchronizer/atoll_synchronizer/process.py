@@ -32,8 +32,7 @@ from atoll.run.heads import read_heads
 from atoll.run.record import check_known, read_run
 from atoll.settings import ArchiveSettings, Settings, bus_options
 from atoll.wire.messages import RunRecord
-from atoll.wire.region_names import region_name
-from atoll.wire.subjects import Subjects
+from atoll.wire.subjects import Subjects, region_name
 from atoll_synchronizer.archivist import make_retention
 from atoll_synchronizer.region_service import RegionService
 from atoll_synchronizer.service import ServingProcess, ShardService

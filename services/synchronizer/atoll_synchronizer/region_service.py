@@ -1,6 +1,6 @@
 """The synchronizer of a region: it reads the contributions of its learners where they are, and sends their sum.
 
-It owns no shard and decides nothing. Shards say what to read and what to fold, with which weights (`atoll.wire.premerge`); the
+It owns no shard and decides nothing. Shards say what to read and what to fold, with which weights (`atoll.wire.messages`); the
 rules of a merge are the run's, and the arithmetic is that of a shard (`read_contribution`, `atoll.merge.partial`). So fates,
 quorum and quarantine are a shard's, as without it. Everything here can be read again: a region's synchronizer that dies costs a
 shard the time until it reads by itself.
@@ -40,8 +40,7 @@ from atoll.run.outer_state import StatedVersion, read_outer_state, read_version
 from atoll.run.push_keys import key_of
 from atoll.run.record import read_run, recorded_progress
 from atoll.wire.blobs import BlobRef, Upload
-from atoll.wire.messages import RunRecord, decode, encode
-from atoll.wire.premerge import RegionAnswer, RegionAsk
+from atoll.wire.messages import RegionAnswer, RegionAsk, RunRecord, decode, encode
 from atoll.wire.subjects import matches
 from atoll_synchronizer.aggregator import PendingContribution, check_manifest, corrections_of, read_contribution
 

@@ -48,8 +48,18 @@ from atoll.merge.partial import PartialShape, RegionShare, is_partial, partial_c
 from atoll.protocol.events import ContributionReady, PushKey
 from atoll.protocol.round import token_weight
 from atoll.run.delta_chain import FrameReader
-from atoll.wire.messages import Contribution, decode, encode
-from atoll.wire.premerge import CHUNKS_GONE, NOTHING_KEPT, SENDING, RegionAnswer, RegionAsk, WeighedPush, keeper_word
+from atoll.wire.messages import (
+    CHUNKS_GONE,
+    NOTHING_KEPT,
+    SENDING,
+    Contribution,
+    RegionAnswer,
+    RegionAsk,
+    WeighedPush,
+    decode,
+    encode,
+    keeper_word,
+)
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.garbage_collector import GarbageCollector
 from atoll_synchronizer.shard_context import ShardContext, ShardOwner

@@ -41,8 +41,7 @@ from atoll.base.errors import CheckpointError, ProtocolMisuse, on_one_line
 from atoll.base.logs import get
 from atoll.base.parsing import parsed
 from atoll.bus.interface import Signatures
-from atoll.wire.messages import RunRecord
-from atoll.wire.version import SCHEMA
+from atoll.wire.messages import SCHEMA, RunRecord
 
 log = get(__name__)
 

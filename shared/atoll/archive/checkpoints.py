@@ -46,8 +46,7 @@ from atoll.merge.global_update import state_bytes_max
 from atoll.protocol.data import DataLedger
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX
 from atoll.protocol.ledger import Ledger
-from atoll.wire.messages import Head, Member, RunRecord
-from atoll.wire.version import SCHEMA
+from atoll.wire.messages import SCHEMA, Head, Member, RunRecord
 
 MANIFEST_BYTES_MAX = 64 << 20
 INCOMPLETE_MAX = 8

@@ -10,7 +10,7 @@ import hashlib
 from atoll.archive.object_store import ArchiveStore
 from atoll.base.errors import CheckpointError, PeerMisbehaved
 from atoll.bus.interface import Signatures
-from atoll.wire.signature_line import SIGNATURE, without_signature
+from atoll.wire.messages import SIGNATURE, without_signature
 from atoll.wire.subjects import Subjects
 
 

@@ -33,7 +33,7 @@ from atoll.base.errors import EnvironmentFault, SettingsError
 from atoll.base.parsing import parsed
 from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_file
 from atoll.bus.options import LEAF_PORT, Credentials, bracketed
-from atoll.wire.region_names import HUB, region_name
+from atoll.wire.subjects import HUB, region_name
 
 HUB_DOMAIN: Final = HUB
 REGION_FILE: Final = "region.json"

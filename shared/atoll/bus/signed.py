@@ -40,8 +40,7 @@ from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced, on
 from atoll.base.retry import bounded
 from atoll.bus.interface import ForwardingBus
 from atoll.wire.blobs import Upload
-from atoll.wire.messages import RunRecord, decode
-from atoll.wire.signature_line import unproven
+from atoll.wire.messages import RunRecord, decode, unproven
 from atoll.wire.subjects import Subjects, matches
 
 if TYPE_CHECKING:

@@ -140,7 +140,7 @@ class VerbGroup(TyperGroup):
 def version_verb() -> None:
     """Print the version, and the wire versions of the runs that it can join."""
     from atoll import __version__  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll.wire.version import spoken_versions  # noqa: PLC0415
+    from atoll.wire.messages import spoken_versions  # noqa: PLC0415
 
     say(f"atoll {__version__}, wire {spoken_versions()}")
 

@@ -20,7 +20,7 @@ from atoll.base.loop_thread import LoopThread
 from atoll.base.units import DAY_S
 from atoll.bus.options import BusOptions, Credentials
 from atoll.client.leaf_rules import Rule
-from atoll.wire.region_names import ALLOWED, region_name
+from atoll.wire.subjects import REGION_NAMES, region_name
 
 SAMPLE_S_MIN: Final = 1.0
 Encode = Literal["auto", "host", "device"]
@@ -75,7 +75,7 @@ class LearnerOptions:
     """
 
     encode: Encode = "auto"
-    region: Annotated[str, Field(description=f"empty, or {ALLOWED}")] = ""
+    region: Annotated[str, Field(description=f"empty, or {REGION_NAMES}")] = ""
     sample_s: Annotated[float, Field(ge=SAMPLE_S_MIN, le=DAY_S)] = 30.0
 
 

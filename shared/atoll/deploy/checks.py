@@ -69,10 +69,8 @@ from atoll.run.folder import FREE_MIN_BYTES
 from atoll.run.record import read_run
 from atoll.settings import LoadedSettings, load
 from atoll.wire.limits import CHUNK_BYTES
-from atoll.wire.messages import RunRecord
-from atoll.wire.region_names import HUB
-from atoll.wire.subjects import Subjects
-from atoll.wire.version import spoken_versions
+from atoll.wire.messages import RunRecord, spoken_versions
+from atoll.wire.subjects import HUB, Subjects
 
 Grade = Literal["ok", "note", "FAIL"]
 WAIT_S: Final = 4.0

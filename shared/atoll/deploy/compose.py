@@ -30,7 +30,7 @@ from atoll.deploy.services import (
     services,
 )
 from atoll.deploy.texts import yaml
-from atoll.wire.region_names import HUB
+from atoll.wire.subjects import HUB
 
 HEAD = """{run}, {place}: written by `atoll deploy render`; change the description and render again.
 

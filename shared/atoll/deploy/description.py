@@ -42,8 +42,7 @@ from atoll.bus.options import CLUSTER_PORT, LEAF_PORT, PORT
 from atoll.keys.certificates import check_hosts
 from atoll.keys.rights import premerger_of
 from atoll.settings.sections import Copies, Section
-from atoll.wire.region_names import ALLOWED, is_region_name
-from atoll.wire.subjects import token
+from atoll.wire.subjects import REGION_NAMES, is_region_name, token
 
 SIZE: Final = r"([1-9][0-9]{0,14}(?:\.[0-9]{1,3})?)(Ki|Mi|Gi|Ti|k|M|G|T)?"
 PROCESSORS: Final = r"[1-9][0-9]{0,6}m|[1-9][0-9]{0,3}(\.[0-9]{1,3})?|0\.[0-9]{0,2}[1-9]"
@@ -254,7 +253,7 @@ class DeploymentDescription(Section):
     def _check_names(cls, regions: dict[str, RegionPlace]) -> dict[str, RegionPlace]:
         for name in regions:
             if not is_region_name(name):
-                raise ValueError(f"{name!r} is no name of a region: {ALLOWED}")
+                raise ValueError(f"{name!r} is no name of a region: {REGION_NAMES}")
         return regions
 
     @model_validator(mode="after")

@@ -61,8 +61,7 @@ from atoll.keys.identity import HeldIdentity, read_identity
 from atoll.keys.rights import premerger_of
 from atoll.run.record import read_members
 from atoll.settings import Settings, bus_options
-from atoll.wire.messages import Beat, Member, Presence, RunRecord, decode, encode
-from atoll.wire.premerge import RegionAnswer, RegionAsk
+from atoll.wire.messages import Beat, Member, Presence, RegionAnswer, RegionAsk, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects
 
 PATIENCE_S: Final = 6.0

@@ -43,7 +43,7 @@ from atoll.deploy.services import (
     uses_object_store,
 )
 from atoll.deploy.texts import yaml
-from atoll.wire.region_names import HUB
+from atoll.wire.subjects import HUB
 
 USER: Final = 10001
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})

@@ -58,7 +58,7 @@ from atoll.keys.handing_out import ensure, hand_out_door, hand_out_identities, h
 from atoll.keys.identity import FOLDER_MODE
 from atoll.keys.roll import KeyFolder
 from atoll.settings import load
-from atoll.wire.region_names import HUB
+from atoll.wire.subjects import HUB
 
 MANIFEST: Final = "rendered.json"
 KEYS: Final = "keys"

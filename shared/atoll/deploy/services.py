@@ -30,7 +30,7 @@ from atoll.bus.options import CLUSTER_PORT, LEAF_PORT, PORT, bracketed
 from atoll.deploy.description import DeploymentDescription, RegionPlace, go_memory, leaf_name
 from atoll.keys.rights import Kind, premerger_of
 from atoll.settings.sections import ArchiveSettings, Section, SynchronizerSettings
-from atoll.wire.region_names import HUB
+from atoll.wire.subjects import HUB
 
 CLUSTER: Final = "hub"
 NODES_SERVICE: Final = "hub-nodes"

@@ -26,7 +26,7 @@ from atoll.deploy.services import (
     services,
     unit_name,
 )
-from atoll.wire.region_names import HUB
+from atoll.wire.subjects import HUB
 
 USER: Final = "atoll"
 _UNIT: Final = """# Written by `atoll deploy render`; change the description and render again.

@@ -38,9 +38,7 @@ from atoll.base.errors import SettingsError
 from atoll.bus.regions import HUB_DOMAIN
 from atoll.bus.streams import kept_plan, live_plan, stream_plan
 from atoll.wire.events import EVALUATOR, kinds_of
-from atoll.wire.region_names import ALLOWED as REGION_NAMES
-from atoll.wire.region_names import is_region_name
-from atoll.wire.subjects import SUM, Subjects, matches, token
+from atoll.wire.subjects import REGION_NAMES, SUM, Subjects, is_region_name, matches, token
 
 Kind = Literal["learner", "synchronizer", "reader", "evaluator", "region", "premerger", "operator"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -44,7 +44,7 @@ from atoll.keys.doors import Entrant
 from atoll.keys.identity import FOLDER_MODE, HeldIdentity, new_key, write_identity, write_secret
 from atoll.keys.rights import EVERY_RUN, Kind, check_name
 from atoll.keys.signatures import Root, Voucher, signing_public
-from atoll.wire.region_names import ALLOWED, HUB, is_region_name
+from atoll.wire.subjects import HUB, REGION_NAMES, is_region_name
 
 OPERATOR: Final = "operator"
 ROLL: Final = "roll.json"
@@ -196,7 +196,7 @@ def check_place(kind: Kind, region: str) -> None:
         raise SettingsError(
             "a learner cannot be there",
             got=repr(region),
-            allowed=f"{HUB}, for who connects to the hub itself, or the name of a region: {ALLOWED}",
+            allowed=f"{HUB}, for who connects to the hub itself, or the name of a region: {REGION_NAMES}",
         )
 
 

@@ -43,7 +43,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from atoll.base.errors import PeerMisbehaved
 from atoll.base.parsing import parsed
 from atoll.keys.rights import Kind, may_write
-from atoll.wire.signature_line import SIGNATURE
+from atoll.wire.messages import SIGNATURE
 
 KEY_BYTES: Final = 32
 SIGNATURE_BYTES_MAX: Final = 2048

@@ -37,10 +37,21 @@ from atoll.bus.interface import PAGE_EVENTS, STORED_AT, Bus, CoreMessage, Stored
 from atoll.bus.options import PORT
 from atoll.wire.events import EVENTS, EventFields, event_of, fields_of
 from atoll.wire.limits import INFO_HEADER
-from atoll.wire.messages import Beat, Contribution, Event, Head, Member, Presence, RunRecord, decode
-from atoll.wire.signature_line import without_signature
+from atoll.wire.messages import (
+    SCHEMA_NEWEST,
+    Beat,
+    Contribution,
+    Event,
+    Head,
+    Member,
+    Presence,
+    RunRecord,
+    decode,
+    oldest_of,
+    spoken_versions,
+    without_signature,
+)
 from atoll.wire.subjects import Subjects, matches
-from atoll.wire.version import SCHEMA_NEWEST, oldest_of, spoken_versions
 
 TAPS_VERSION: Final = 1
 DEPTH_MAX: Final = 32

@@ -14,14 +14,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from atoll.client.options import BrokerOptions, LearnerOptions
 from atoll.protocol.data import UNIT_BLOCKS_MAX
-from atoll.wire.region_names import ALLOWED
+from atoll.wire.subjects import REGION_NAMES
 
 UP_LEARNERS_MAX: Final = 64
 UP_STANDBYS_MAX: Final = 4
 UP_BULK_MAX: Final = 7
 THROTTLE_MAX: Final = 1000.0
 YEAR_MINUTES: Final = 365.0 * 24 * 60
-_REGION: Final = f"empty, or {ALLOWED}"
+_REGION: Final = f"empty, or {REGION_NAMES}"
 
 
 class NamesPlace:

@@ -1,16 +1,23 @@
-"""Message schemas, as bounded JSON.
+"""Message schemas, as bounded JSON, and the wire version that they have.
 
-Every message is one frozen struct. `encode` and `decode` are the only way in and out: the gate. `decode` refuses wrong
-types, missing fields, numbers and texts out of their bounds (`atoll.base.quantities`) and an unknown schema number, always
-as `PeerMisbehaved`, so a driver never meets a message that it understands only in part. `encode` refuses what `decode`
-would not take. Times are seconds since the Unix epoch by the sender's clock and are for people only; the protocol
-measures time by its own arrival stamps.
+Every message is one frozen struct. `encode` and `decode` are the only way in and out. `decode` refuses wrong types, missing
+fields, numbers and texts out of their bounds (`atoll.base.quantities`) and an unknown schema number, always as
+`PeerMisbehaved`, so a driver never meets a message that it understands only in part. Times are seconds since the Unix epoch by
+the sender's clock and are for people only; the protocol measures time by its own arrival stamps.
+
+The `schema` of the run record is the version of the run: its founder chose it, and everybody writes it for as long as the run
+lives. A process joins a run if it speaks that version, and refuses the record otherwise, before it writes anything. So a run is
+upgraded process by process, in any order: each release speaks the version of the release before it (`SCHEMA_OLDEST`). A new
+field with a default is no new version; a version is new when an old reader would misunderstand.
+
+A message is JSON in one line, so a line break tells where it ends; in a locked run a signature follows
+(`atoll.keys.signatures`). A bus replaces a message that it does not believe by the reason why.
 """
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -49,11 +56,18 @@ from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import KEYFRAME_VERSIONS_MAX, ProtocolSettings
 from atoll.wire.blobs import BlobRef
 from atoll.wire.limits import INLINE_BYTES_MAX
-from atoll.wire.signature_line import without_signature
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import NOTHING, LinkTraffic
-from atoll.wire.version import SCHEMA, SCHEMA_NEWEST, check_spoken
 
+SCHEMA: Final = 1
+"""The version of all messages but the run record, and of one that names none: none has changed its meaning so far."""
+SCHEMA_NEWEST: Final = 6
+"""The newest version of a run record that it speaks, in which it founds runs."""
+SCHEMA_OLDEST: Final = 6
+"""The oldest version of a run record that it speaks."""
+SIGNATURE: Final = b"\nsigned:"
+"""Separates a message from its signature."""
+_UNPROVEN: Final = b"unproven:"
 DOCUMENT_BYTES_MAX: Final = 1 << 20
 NORMS_MAX: Final = 1 << 16
 BULK_MAX: Final = 63
@@ -88,7 +102,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     `nonce` tells foundings of one run id apart: messages of another founding are refused. `closing` says that the run's
     broker is about to end, so learners leave; it may go on later. `data_blocks` are those of its leased text, 0 for none.
     `frozen` are leaves that all islands hold and nobody sends. `bulk` are further brokers that keep fragments
-    (`atoll.bus.spread`). `schema` says what all do (`atoll.wire.version`).
+    (`atoll.bus.spread`). `schema` says what all do (`atoll.wire.messages`).
     """
 
     run: PeerId
@@ -428,3 +442,126 @@ def _decode_struct(kind: type[M], data: bytes) -> M:
     if isinstance(message, RunRecord | DataLedger) and (fault := message.fault()):
         raise PeerMisbehaved(f"a {kind.__name__} that nobody of ours writes", got=fault)
     return message
+
+
+def spoken_versions() -> str:
+    """Return the versions of the runs that it can join, for people."""
+    return f"{SCHEMA_NEWEST}" if SCHEMA_OLDEST == SCHEMA_NEWEST else f"{SCHEMA_OLDEST} to {SCHEMA_NEWEST}"
+
+
+def oldest_of(kind: str) -> int:
+    """Return the oldest version that it speaks of a kind of message."""
+    return SCHEMA_OLDEST if kind == "RunRecord" else SCHEMA
+
+
+def check_spoken(kind: str, schema: int) -> None:
+    """Raise `PeerMisbehaved` if a message is of a version that this process does not speak."""
+    oldest = oldest_of(kind)
+    if not oldest <= schema <= SCHEMA_NEWEST:
+        newer = schema > SCHEMA_NEWEST
+        raise PeerMisbehaved(
+            f"a {kind} of a wire version that this Atoll does not speak",
+            got=schema,
+            allowed=f"{oldest} to {SCHEMA_NEWEST}",
+            todo="upgrade this process" if newer else "upgrade who wrote it, or found the run anew",
+        )
+
+
+def unproven(why: str) -> bytes:
+    """Return what stands in place of a message that is not believed."""
+    return _UNPROVEN + why.encode()
+
+
+def is_unproven(data: bytes) -> bool:
+    """Return whether this stands in place of a message that is not believed: nobody is known to have sent that."""
+    return data.startswith(_UNPROVEN)
+
+
+def without_signature(kind: str, data: bytes) -> bytes:
+    """Return a message without its signature; raise `PeerMisbehaved` with the reason why it is not believed."""
+    if is_unproven(data):
+        why = data.removeprefix(_UNPROVEN).decode(errors="replace")
+        raise PeerMisbehaved(f"a {kind} that is not believed", got=why)
+    return data.rpartition(SIGNATURE)[0] if SIGNATURE in data else data
+
+
+# Questions of a shard to a region, and their answers: the messages of pre-merge (`atoll.merge.partial`).
+#
+#     read   a manifest   ─►  its norm, or why it cannot be used      the region reads the chunks from its own broker
+#     fold   keys, weights ─► where their sum is, and its lengths     the one vector that leaves the region
+#     drop   keys                                                     they are settled: nobody will read them again (no answer)
+#
+# The first two are asked again until they are `done`: a region that is still at work says so after a second, so a slow one and
+# a dead one look different. They give the same answer each time, and a region keeps nothing that it could not read again.
+#
+# A region with a leaf also has a keeper, which holds the chunks. Shards tell it in a word to `send` those of a stem to the hub,
+# and it answers `+` and how many there are, or `SENDING` after a second; or to `drop` them.
+
+CHUNKS_GONE: Final = "chunks_gone"
+"""The reason of who does not find the chunks of a contribution where it looks."""
+SENDING: Final = b"-sending"
+NOTHING_KEPT: Final = b"+0"
+KeeperVerb = Literal["send", "drop"]
+
+
+class WeighedPush(msgspec.Struct, frozen=True, array_like=True):
+    """One contribution of a sum, and its token weight (`atoll.protocol.round.token_weight`)."""
+
+    learner: PeerId
+    incarnation: Incarnation
+    push: PushNumber
+    weight: float
+
+
+Pushes = Annotated[tuple[WeighedPush, ...], msgspec.Meta(max_length=LEARNERS_MAX)]
+Lengths = Annotated[tuple[tuple[float, float, float], ...], msgspec.Meta(max_length=NORMS_MAX)]
+Places = Annotated[tuple[Count, ...], msgspec.Meta(max_length=LEARNERS_MAX)]
+
+
+class RegionAsk(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard's request: to `read` a manifest's contribution, to `fold` `pushes` of one fragment and base, or to `drop` some.
+
+    `version` is the version that they are merged into, and `state` its outer state, where the run corrects by its momentum.
+    Where the run derives its state from the values (`atoll.merge.outer.derivable`), the region follows the fragment itself.
+    """
+
+    verb: Literal["read", "fold", "drop"]
+    run_nonce: PeerId
+    manifest: Contribution | None = None
+    fragment: FragmentNumber = 0
+    base_version: Version = 0
+    pushes: Pushes = ()
+    state: BlobRef | None = None
+    version: Version = 0
+    schema: int = SCHEMA
+
+
+class RegionAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A region's answer; one that is not `done` is at work.
+
+    A contribution that was read has a `norm`, or a `reason` why it cannot be used. A sum is the frame at `blob`, with the unit,
+    mean length and share of directions of each slice (`atoll.merge.fold.SliceLength`). `missing` are the places of pushes that
+    the region has not read, or has read too long ago.
+    """
+
+    done: bool
+    reason: Word = ""
+    norm: float = 0.0
+    missing: Places = ()
+    blob: BlobRef | None = None
+    lengths: Lengths = ()
+    schema: int = SCHEMA
+
+
+def keeper_word(verb: KeeperVerb, stem: str) -> bytes:
+    """Return what a shard tells a region's keeper of the chunks of a contribution."""
+    return f"{verb} {stem}".encode()
+
+
+def heard_by_keeper(word: bytes) -> tuple[KeeperVerb, str]:
+    """Return the verb and the stem of a shard's word; raise `PeerMisbehaved` for anything else."""
+    verb, _, stem = word.decode("ascii", "replace").partition(" ")
+    for known in get_args(KeeperVerb):
+        if verb == known:
+            return known, stem
+    raise PeerMisbehaved("no word for a keeper", got=word[:80], allowed="send STEM, or drop STEM")

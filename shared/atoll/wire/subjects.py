@@ -39,6 +39,17 @@ SUM: Final = "sum"
 """Stands in the place of a learner where chunks are of a region's sum."""
 _WITH_FRAGMENT: Final = ("up.c.*", "gl.head", "gl.c", "gl.d", "st.c", "st.b", "tap.gl.head")
 """Subjects that are kept with their fragment, as the levels between a run and the fragment's number."""
+HUB: Final = "hub"
+_RESERVED: Final = frozenset({HUB, "keys", "kubernetes", "broker", "synchronizer", "shard", "monitor"})
+"""Names of folders and services beside a region's. A learner `shard-1` would have the subjects of a shard."""
+REGION_LETTERS_MAX: Final = 32
+_REGION_NAME: Final = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+REGION_NAMES: Final = (
+    f"up to {REGION_LETTERS_MAX} small letters, digits and '-', a letter first and no '-' last, "
+    f"and not {', '.join(sorted(_RESERVED))}"
+)
+"""The name is a level of subjects, a JetStream domain, the beginning of names of identities and learners, a folder, and a part
+of names in Kubernetes, compose and systemd. The narrowest of them decides: Kubernetes."""
 _TOKEN = re.compile(ID)
 PUSH_NONCE_BYTES: Final = 8
 """Of the nonce of a contribution, which is written as hex."""
@@ -62,6 +73,19 @@ def token(value: str, what: str) -> str:
 def is_token(value: str) -> bool:
     """Return whether `value` is a valid level of a subject."""
     return _TOKEN.fullmatch(value) is not None
+
+
+def is_region_name(name: object) -> bool:
+    """Return whether a region may be called so."""
+    fits = isinstance(name, str) and len(name) <= REGION_LETTERS_MAX and _REGION_NAME.fullmatch(name) is not None
+    return fits and name not in _RESERVED
+
+
+def region_name(name: str, todo: str) -> str:
+    """Return `name` if a region may be called so, else raise `SettingsError`."""
+    if not is_region_name(name):
+        raise SettingsError("a region cannot have this name", got=repr(name), allowed=REGION_NAMES, todo=todo)
+    return name
 
 
 def is_push_nonce(value: str) -> bool:

@@ -60,7 +60,7 @@ from atoll.bus.nats.region import ASK_AGAIN_S, READY, STALE_S
 from atoll.bus.options import BusOptions, Credentials
 from atoll.bus.regions import HUB_DOMAIN
 from atoll.bus.streams import kept_plan, outbox_plan, stream_of, stream_plan
-from atoll.wire.premerge import SENDING, heard_by_keeper
+from atoll.wire.messages import SENDING, heard_by_keeper
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import BusStats
 
