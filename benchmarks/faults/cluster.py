@@ -24,10 +24,9 @@ import numpy as np
 from rich.progress import track
 
 from atoll.base.wording import counted
-from atoll.bus.cluster import ClusteredBroker, LocalCluster
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.options import BusOptions
-from atoll.bus.server import EmbeddedBroker
+from atoll.bus.server import EmbeddedBroker, LocalCluster
 from atoll.bus.streams import GIB
 from atoll.wire.subjects import Subjects
 from benchmarks.lib.harness import Figure, fact, run_benchmark
@@ -90,7 +89,7 @@ async def leader(bus: JetStreamBus) -> str:
 
 
 async def pauses(
-    cluster: LocalCluster, times: int, end: Callable[[ClusteredBroker], None], *, leads: bool
+    cluster: LocalCluster, times: int, end: Callable[[EmbeddedBroker], None], *, leads: bool
 ) -> list[float]:
     """Return the longest commit after each of so many ends of a node that leads what commits write, or that does not."""
     bus, subjects = await opened(cluster.url, len(cluster.nodes)), Subjects(RUN)
@@ -115,7 +114,7 @@ async def pauses(
     return found
 
 
-def end_and_return(node: ClusteredBroker, end: Callable[[ClusteredBroker], None]) -> None:
+def end_and_return(node: EmbeddedBroker, end: Callable[[EmbeddedBroker], None]) -> None:
     """End a node and start it again a second later, as its host does."""
     end(node)
     time.sleep(AWAY_S)
@@ -135,9 +134,9 @@ def measured(sizes: tuple[int, int, int], seed: int) -> list[Figure]:
             for name, unit in (("put", "MB/s"), ("get", "MB/s"), ("records", "1/s")):
                 figures.append(fact(f"{kind}: {name}", statistics.median(rates[name]), unit, how))
     cases = (
-        ("its leader is killed", ClusteredBroker.kill, True),
-        ("another node is killed", ClusteredBroker.kill, False),
-        ("its leader is stopped politely", ClusteredBroker.stop, True),
+        ("its leader is killed", EmbeddedBroker.kill, True),
+        ("another node is killed", EmbeddedBroker.kill, False),
+        ("its leader is stopped politely", EmbeddedBroker.stop, True),
     )
     for name, end, leads in cases:
         with tempfile.TemporaryDirectory() as folder, LocalCluster(Path(folder), 3) as cluster:

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import msgspec
-from docs_docstrings import markdown
+from docs_api import markdown
 
 import atoll.wire
 import atoll.wire.subjects as subjects_module

@@ -20,7 +20,6 @@ from pathlib import Path
 import docs_api
 import docs_claims
 import docs_commands
-import docs_log_events
 import docs_messages
 import docs_settings
 from docs_links import ROOT_PAGES, Linker
@@ -53,7 +52,7 @@ def generated(root: Path) -> dict[str, str]:
         "docs/reference/commands.md": docs_commands.page(),
         "docs/reference/subjects.md": docs_messages.subjects_page(),
         "docs/reference/messages.md": docs_messages.page(),
-        "docs/reference/log-events.md": docs_log_events.page(root),
+        "docs/reference/log-events.md": docs_api.log_events_page(root),
         "docs/results/README.md": results_page(root),
         **{f"docs/reference/{name}": text for name, text in docs_messages.taps().items()},
         **schemas,

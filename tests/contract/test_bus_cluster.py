@@ -22,11 +22,10 @@ from structlog.testing import capture_logs
 
 from atoll.base.errors import SettingsError
 from atoll.base.retry import Unanswered
-from atoll.bus.cluster import LocalCluster
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.nats.jetstream_api import Page
 from atoll.bus.options import BusOptions, addresses
-from atoll.bus.server import EmbeddedBroker
+from atoll.bus.server import EmbeddedBroker, LocalCluster
 from atoll.bus.streams import GIB
 from atoll.wire.blobs import BlobRef
 from atoll.wire.subjects import Subjects

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from atoll.base.errors import AccessDenied
-from atoll.bus.cluster import ClusteredBroker, ClusterNode
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.options import BusOptions
+from atoll.bus.server import ClusterNode, EmbeddedBroker
 from atoll.bus.streams import GIB
 from atoll.keys.certificates import Certified, broker_certificate
 from atoll.keys.identity import HeldIdentity
@@ -112,7 +112,7 @@ async def test_a_newcomer_goes_on_to_the_node_that_knows_her(locked: LockedBroke
 
 async def test_a_synchronizer_brings_the_leaders_together(locked: LockedBroker, shard: JetStreamBus) -> None:
     await shard.consume(S.contributions_of(0), durable="shard-0")
-    first = min(server.node.server_name for server in locked.servers if isinstance(server, ClusteredBroker))
+    first = min(server.node.server_name for server in locked.servers if server.node)
     async with asyncio.timeout(SOON_S):
         leaders: set[str] = set()
         while leaders != {first}:
@@ -149,10 +149,10 @@ async def test_nobody_else_becomes_a_node(holds: str, locked: LockedBroker, tmp_
         door = LockedDoor(keys, tmp_path / "store", node=True)
         config, routes = door.config, door.routes
     member = locked.servers[0]
-    assert isinstance(member, ClusteredBroker)
+    assert member.node
     intruder = ClusterNode(member.node.name, 9, -1, (f"nats://{HOST}:{member.node.port}",))
     before = locked.said()[0]
-    with ClusteredBroker(tmp_path / "store", intruder, include=config, routes=routes) as node:
+    with EmbeddedBroker(tmp_path / "store", node=intruder, include=config, routes=routes) as node:
         await until(lambda: "Handshake" in locked.said()[0][len(before) :])
         # It finds no peers, so its JetStream has no leader and its clients no streams.
         assert "Server is ready" in node.log_path.read_text()

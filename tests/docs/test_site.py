@@ -10,12 +10,11 @@ from pathlib import Path
 
 import docs_api
 import docs_commands
-import docs_log_events
 import docs_messages
 import docs_settings
 import docs_site
 import pytest
-from docs_docstrings import markdown
+from docs_api import markdown
 from docs_links import BrokenLinks, Linker
 from docs_site import generated, stage
 from jsonschema import Draft202012Validator
@@ -109,7 +108,7 @@ def test_the_taps_are_published_as_the_code_reads_them(reference: dict[str, str]
 
 
 def test_every_log_event_is_on_the_page(reference: dict[str, str]) -> None:
-    events = {event.event: event for event in docs_log_events.every_event(ROOT)}
+    events = {event.event: event for event in docs_api.every_event(ROOT)}
 
     assert {"learner.joined", "shard.serving", "round.committed", "checkpoint.saved"} <= events.keys()
     assert "incarnation" in events["learner.joined"].fields

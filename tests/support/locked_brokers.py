@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from atoll.bus.cluster import LocalCluster
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.options import BusOptions
-from atoll.bus.server import EmbeddedBroker
+from atoll.bus.server import EmbeddedBroker, LocalCluster
 from atoll.keys.identity import HeldIdentity, read_identity
 from atoll.keys.locked import LockedDoor
 from atoll.keys.rights import Kind

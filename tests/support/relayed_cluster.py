@@ -11,7 +11,7 @@ from typing import Final, Self
 import msgspec
 
 from atoll.base.loop_thread import LoopThread
-from atoll.bus.cluster import ClusteredBroker, node_store, planned_nodes
+from atoll.bus.server import EmbeddedBroker, node_store, planned_nodes
 from atoll.local.brokers import WATCH_S, SilenceWatch, processor_s
 from support.links import LinkProxy
 
@@ -19,11 +19,11 @@ UNREACHABLE: Final = "127.0.0.1:1"
 CALL_S: Final = 10.0
 
 
-class RelayedNode(ClusteredBroker):
+class RelayedNode(EmbeddedBroker):
     """A node whose peers reach it through relays only."""
 
-    def _more_config(self) -> str:
-        return super()._more_config().replace("no_advertise: true,", f'no_advertise: true, advertise: "{UNREACHABLE}",')
+    def _node_config(self) -> str:
+        return super()._node_config().replace("no_advertise: true,", f'no_advertise: true, advertise: "{UNREACHABLE}",')
 
 
 class RelayedCluster:
@@ -38,7 +38,7 @@ class RelayedCluster:
         self._watched = watched
         self._watchers: list[threading.Thread] = []
         self._over = threading.Event()
-        self.nodes: list[ClusteredBroker] = []
+        self.nodes: list[EmbeddedBroker] = []
 
     def __enter__(self) -> Self:
         planned = planned_nodes(self._folder, self._count)
@@ -51,7 +51,7 @@ class RelayedCluster:
         for node in planned:
             routes = tuple(relay.url for (near, _), relay in self._relays.items() if near == node.node)
             relayed = msgspec.structs.replace(node, routes=routes)
-            self.nodes.append(RelayedNode(node_store(self._folder, node.node), relayed))
+            self.nodes.append(RelayedNode(node_store(self._folder, node.node), node=relayed))
         for broker in self.nodes:
             broker.start()
             if self._watched:
@@ -59,7 +59,7 @@ class RelayedCluster:
                 self._watchers[-1].start()
         return self
 
-    def _watch(self, broker: ClusteredBroker) -> None:
+    def _watch(self, broker: EmbeddedBroker) -> None:
         """Start a node anew that is frozen; one that a test has ended is the test's."""
         frozen = SilenceWatch(broker.answers, lambda: processor_s(broker.pid))
         while not self._over.wait(WATCH_S):

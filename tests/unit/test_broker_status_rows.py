@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atoll.bus.interface import NodeStatus
-from atoll.bus.server_info import parse_node_status
+from atoll.bus.nats.administration import parse_node_status
 from atoll.cli.broker import rows_of
 from atoll.keys.roll import KeyEntry, Roll, RollEntry, RollStamp, read_tags, stamp_of, stamp_tags
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.bus.server import EmbeddedBroker
-from atoll.bus.server_info import greeting
+from atoll.bus.server import EmbeddedBroker, greeting
 from atoll.local.brokers import AGAIN_S, FROZEN_S, PROBE_EVERY_S, SilenceWatch, host_command
 from support.islands import DEADLINE_S
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from atoll.base.errors import EnvironmentFault, SettingsError
-from atoll.bus.cluster import ClusteredBroker, ClusterNode, is_cluster, node_store, planned_nodes
 from atoll.bus.options import SHORT_TRIES, BusOptions, is_address
-from atoll.bus.server import EmbeddedBroker
+from atoll.bus.server import ClusterNode, EmbeddedBroker, is_cluster, node_store, planned_nodes
 
 NODE = ClusterNode("hub", 2, 6222, ("nats://a:6222", "nats://c:6222"))
 
@@ -51,7 +50,7 @@ def test_what_can_be_no_node_is_refused(node: ClusterNode, complaint: str) -> No
 def test_a_store_stays_its_owners(tmp_path: Path) -> None:
     """A node's store is no other node's and no single server's, nor the other way round: streams would be removed."""
     of_node, of_server = tmp_path / "node", tmp_path / "server"
-    begun = ClusteredBroker(of_node, NODE)
+    begun = EmbeddedBroker(of_node, node=NODE)
     begun._occupy()
     begun.stop()
     (of_server / "js").mkdir(parents=True)
@@ -59,12 +58,12 @@ def test_a_store_stays_its_owners(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="holds a node of a cluster"):
         EmbeddedBroker(of_node)._occupy()
     with pytest.raises(SettingsError, match=r"(?s)of another broker.*hub-2"):
-        ClusteredBroker(of_node, ClusterNode("hub", 3, 6222, NODE.routes))._occupy()
+        EmbeddedBroker(of_node, node=ClusterNode("hub", 3, 6222, NODE.routes))._occupy()
     with pytest.raises(SettingsError, match=r"(?s)of another broker.*a single server"):
-        ClusteredBroker(of_server, NODE)._occupy()
+        EmbeddedBroker(of_server, node=NODE)._occupy()
     (of_node / "node.json").write_text("{")
     with pytest.raises(EnvironmentFault, match="cannot be read"):
-        ClusteredBroker(of_node, NODE)._occupy()
+        EmbeddedBroker(of_node, node=NODE)._occupy()
 
 
 def test_a_local_cluster_keeps_its_name_and_not_its_ports(tmp_path: Path) -> None:

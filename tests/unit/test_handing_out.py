@@ -10,9 +10,8 @@ import pytest
 
 from atoll.base.errors import SettingsError
 from atoll.keys.certificates import Certified, broker_certificate, hosts_of, pin
-from atoll.keys.handing_out import LOOPBACK, ensure, hand_out, hand_out_region_door
 from atoll.keys.identity import read_identity
-from atoll.keys.roll import KeyFolder
+from atoll.keys.roll import LOOPBACK, KeyFolder, ensure, hand_out, hand_out_region_door
 from support.command_line import atoll
 
 NAMES = ["authority.pem", "broker.key", "broker.pem", "identity.toml", "roll.json"]

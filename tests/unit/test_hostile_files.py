@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import pytest
 
 from atoll.base.errors import AtollError
-from atoll.bus.cluster import CLUSTER_FILE, planned_nodes
 from atoll.bus.regions import REGION_FILE, domain_of
+from atoll.bus.server import CLUSTER_FILE, planned_nodes
 from atoll.cli.main import build
 from atoll.cli.replay import replay_dump
 from atoll.deploy.description import read_description

@@ -23,7 +23,7 @@ from atoll.base.errors import AtollError
 from atoll.base.logs import get
 from atoll.bus.open import open_managing_bus
 from atoll.bus.options import PORT, addresses
-from atoll.bus.server_info import LINE_BYTES_MAX, greeting, unchecked_tls
+from atoll.bus.server import LINE_BYTES_MAX, greeting, unchecked_tls
 from atoll.keys.certificates import ends_at_s
 from atoll.report.page_data import NodeSeen
 from atoll.settings import Settings, bus_options

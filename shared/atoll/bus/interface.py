@@ -32,6 +32,8 @@ from atoll.wire.traffic import BusStats
 
 STORED_AT: Final = "Nats-Time-Stamp"
 """The header with the broker's time of storage."""
+NODES: Final = "atoll.nodes"
+"""Where the operator asks what a broker's nodes are; no run has it, whose subjects have a third part."""
 PAGE_EVENTS: Final = 1000
 """The number of entries of the event log that its readers take at a time."""
 

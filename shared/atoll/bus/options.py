@@ -9,6 +9,7 @@ somebody has put there on purpose.
 from __future__ import annotations
 
 import ssl
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final, Literal
 from urllib.parse import urlsplit
@@ -33,15 +34,17 @@ def addresses(url: str) -> list[str]:
 
 def is_address(url: str) -> bool:
     """Return whether `url` can be the address of a broker, or those of its nodes."""
-    return all(_is_one(each) for each in addresses(url))
+    return all(is_single_address(each) for each in addresses(url))
 
 
-def _is_one(address: str) -> bool:
+def is_single_address(address: str, schemes: Collection[str] = SCHEMES, default_port: int = PORT) -> bool:
+    """Return whether this is scheme, host and port, and nothing that no URL is; a `default_port` of 0 demands the port."""
     try:
         parts = urlsplit(address)
-        return parts.scheme in SCHEMES and bool(parts.hostname) and parts.port != 0
+        port = default_port if parts.port is None else parts.port
     except ValueError:
         return False
+    return parts.scheme in schemes and bool(parts.hostname) and port != 0
 
 
 def bracketed(host: str) -> str:

@@ -24,7 +24,6 @@ import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -32,7 +31,7 @@ from atoll.base.atomic_files import write_whole
 from atoll.base.errors import EnvironmentFault, SettingsError
 from atoll.base.parsing import parsed
 from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_file
-from atoll.bus.options import LEAF_PORT, Credentials, bracketed
+from atoll.bus.options import LEAF_PORT, Credentials, bracketed, is_single_address
 from atoll.wire.subjects import HUB, region_name
 
 HUB_DOMAIN: Final = HUB
@@ -104,7 +103,7 @@ def include_line(file: Path | None, store_dir: Path) -> str:
 def hub_addresses(text: str) -> tuple[str, ...]:
     """Return the addresses at which a hub lets leaves in; raise `SettingsError` for anything else."""
     found = tuple(each.strip() for each in text.split(","))
-    if not all(_is_address(each) for each in found):
+    if not all(is_single_address(each, _SCHEMES, 0) for each in found):
         raise SettingsError(
             "this is not where a hub lets leaves in",
             got=repr(text),
@@ -112,14 +111,6 @@ def hub_addresses(text: str) -> tuple[str, ...]:
             todo="correct --leaf-of; the port is the hub's --leaf-port",
         )
     return found
-
-
-def _is_address(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in _SCHEMES and bool(parts.hostname) and bool(parts.port)
-    except ValueError:
-        return False
 
 
 def domain_of(store_dir: Path, wanted: str | None) -> str:

@@ -1,33 +1,49 @@
-"""A nats-server of our own: found, configured, started, watched and ended with its parent.
+"""A nats-server of our own: found, configured, started, watched and ended with its parent; alone, or a node of a cluster.
 
-For tests, laptops and self-hosting. The server itself chooses a free port and reports it, so two brokers never race for one.
-`restart` keeps that port, so that clients find it again. A thread starts the process and stays as long as it does, because the
-kernel's "die with your parent" follows the *thread* that forked. All waits are bounded. An error at start quotes its log.
+The server itself chooses a free port and reports it, so two brokers never race for one. `restart` keeps that port, so that
+clients find it again. A thread starts the process and stays as long as it does, because the kernel's "die with your parent"
+follows the *thread* that forked. All waits are bounded. An error at start quotes its log.
 
 We read in the log what no interface tells: that a new configuration was taken over, or refused, that the disk is full, and why
-a server ended at its start. But the server also writes there what clients say of themselves, their names and keys, and whoever
-reaches its port is a client. A line about a connection begins with its address and number; everything else is the server's own
-word. Clients cannot begin a line: the server quotes what they say.
+a server ended at its start. But the server also writes there what clients say of themselves. A line about a connection begins
+with its address and number; everything else is the server's own word: it quotes what clients say, so they cannot begin a line.
+
+The nodes of a cluster know each other by *routes*, elect leaders, and keep as many copies of a stream as it was created with
+(`broker.replicas`). Breaking one of these rules loses data:
+
+* **A node's name is its identity.** It follows from the cluster's and the node's number. With another name after a restart it
+  would be one node more, and the former would be missed for ever.
+* **Its store is its own.** In a cluster the streams of a former single server belong to nobody, and what belongs to nobody is
+  removed. A single server, in turn, does not know what a node has. So a file in the store says whose it is.
+
+A stranger who reaches the port of the routes of an open broker can join the cluster: it must stay inside a network that is
+trusted. A locked one lets in nodes with its own certificate only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import secrets
 import shutil
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import sysconfig
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final, NoReturn, Self
+from typing import IO, Final, NoReturn, Protocol, Self
 
-from atoll.base.atomic_files import hold
+import msgspec
+
+from atoll.base.atomic_files import hold, write_whole
 from atoll.base.errors import (
     AtollError,
     BrokerUnavailable,
@@ -37,10 +53,12 @@ from atoll.base.errors import (
     StorageFull,
     is_full,
 )
+from atoll.base.parsing import parsed
+from atoll.base.quantities import ID, ID_IN_WORDS
+from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_file
 from atoll.bus.nats.provision import VERSION_MIN
-from atoll.bus.options import bracketed
+from atoll.bus.options import bracketed, is_single_address
 from atoll.bus.regions import ServerLink, include_line, pings
-from atoll.bus.server_info import first_line, greeting
 
 RELOADED: Final = "Reloaded server configuration"
 RELOAD_FAILED: Final = "Failed to reload server configuration"
@@ -52,7 +70,14 @@ READY_S = 15.0
 READY_WORDS = "Server is ready"
 MOVED_S = 2.0
 STOP_S = 5.0
-NODE_FILE = "node.json"
+NODES_MAX: Final = 9
+ROUTE_SCHEMES: Final = ("nats", "tls", "nats-route")
+NODE_FILE: Final = "node.json"
+CLUSTER_FILE: Final = "cluster.json"
+PID_FILE: Final = "nats-server.pid"
+LINE_BYTES_MAX: Final = 1 << 16
+WAIT_S: Final = 1.0
+_CLUSTER_NAME: Final = re.compile(ID)
 CONNECTIONS_MAX = 8192
 """Each takes 27 KB, also of a stranger who says nothing."""
 LOG_FILES = 8
@@ -104,36 +129,152 @@ def _check_version(path: Path) -> Path:
     return path
 
 
+def first_line(host: str, port: int) -> bytes | None:
+    """Return the first line said there within `WAIT_S`, whatever it is; empty in silence, None if nobody could be asked."""
+    try:
+        with socket.create_connection((host, port), timeout=WAIT_S) as connection:
+            line = connection.makefile("rb").readline(LINE_BYTES_MAX)
+            if b'"tls_required":true' in line:
+                # The server logs who leaves before its TLS is finished as an error, and refusals drown in those.
+                with contextlib.suppress(OSError), unchecked_tls().wrap_socket(connection):
+                    pass
+            return line
+    except TimeoutError:
+        return b""
+    except OSError:
+        return None
+
+
+def unchecked_tls() -> ssl.SSLContext:
+    """Return TLS that checks no certificate, for a client that believes nothing that is said there, and says nothing.
+
+    Not Python's default: that reads all of the system's authorities, which takes fifty times as long, and a host asks its
+    server every two seconds.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def greeting(host: str, port: int) -> dict[str, object] | None:
+    """Return the INFO of the server there, or None: so its name and demands are known without an identity."""
+    try:
+        said: dict[str, object] = json.loads((first_line(host, port) or b"").removeprefix(b"INFO "))
+    except (ValueError, RecursionError):
+        return None
+    return said
+
+
+class ClusterNode(msgspec.Struct, frozen=True):
+    """Node number `node` of the cluster `name`; it listens for the others on `port`, whose `routes` are `nats://host:port`."""
+
+    name: str
+    node: int
+    port: int
+    routes: tuple[str, ...]
+
+    @property
+    def server_name(self) -> str:
+        """Return the name by which the other nodes know it."""
+        return f"{self.name}-{self.node}"
+
+    def check(self) -> Self:
+        """Raise `SettingsError` unless this can be a node; return it."""
+        if not _CLUSTER_NAME.fullmatch(self.name):
+            raise SettingsError(
+                "this is no name of a cluster",
+                got=repr(self.name),
+                allowed=ID_IN_WORDS,
+                todo="correct --cluster; all nodes have the same name",
+            )
+        if not 1 <= self.node <= NODES_MAX:
+            raise SettingsError(
+                "this is no number of a node",
+                got=self.node,
+                allowed=f"1 to {NODES_MAX}, another one for each node",
+                todo="correct --node",
+            )
+        for route in self.routes:
+            if not is_single_address(route, ROUTE_SCHEMES, 0):
+                raise SettingsError(
+                    "this is no route to a node", got=repr(route), allowed="nats://host:port", todo="correct --route"
+                )
+        if not self.routes:
+            raise SettingsError(
+                "a node of a cluster needs to know the others",
+                got="no route",
+                allowed="nats://host:port of each other node's --cluster-port",
+                todo="give --route once for each other node",
+            )
+        return self
+
+    def config(self, host: str, lock: str = "") -> str:
+        """Return the lines of nats-server's configuration that make a server this node, which listens at `host`.
+
+        `lock` are more lines of its block.
+        """
+        routes = ", ".join(json.dumps(route) for route in self.routes)
+        return (
+            f"cluster {{ name: {json.dumps(self.name)}, listen: {json.dumps(f'{bracketed(host)}:{self.port}')}, "
+            # Clients keep to the addresses that they were given (`atoll.bus.options`).
+            f"no_advertise: true, routes: [{routes}]\n{lock}}}\n"
+        )
+
+
+class Door(Protocol):
+    """The lock of a server (`atoll.keys.locked`): files of its configuration, for clients and for the other nodes."""
+
+    config: Path
+    routes: Path | None
+
+    def has_changed(self) -> bool:
+        """Return whether the server must read its configuration again."""
+
+    def cuts_off(self) -> bool:
+        """Return once whether somebody stays connected, who was let go, until the server starts again."""
+
+    def put_back(self) -> None:
+        """Write the former configuration again, because the server refuses the new one."""
+
+    def tell_again(self) -> None:
+        """Say at the next look that it has changed: nobody knows whether the server has taken it over."""
+
+
 class EmbeddedBroker:
     """A nats-server child process with JetStream under `store_dir`; a context manager, usable from any thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (one for each option of `atoll broker`)
         self,
         store_dir: Path | str,
         port: int | None = None,
         *,
+        node: ClusterNode | None = None,
         sync_always: bool = False,
         bytes_max: int = _ROOM_BYTES,
         host: str = "127.0.0.1",
         include: Path | None = None,
+        routes: Path | None = None,
     ) -> None:
         """Prepare; `start` does the work.
 
         Args:
             store_dir: directory for streams, configuration and log; created if need be.
             port: TCP port on the loopback; None or 0 lets the server choose.
+            node: the node of a cluster that it is; None for a single server.
             sync_always: acknowledge only what the disk has (survives power failure).
             bytes_max: what the bounds of all streams may be together (they take no disk); 0 for a broker that only relays.
             host: the address that it listens on.
             include: a file of nats-server's configuration that is added to ours (TLS, accounts).
+            routes: a file that is added to the block of a node (TLS).
         """
         self.store_dir = Path(store_dir)
         self._port = port or 0
-        self._name = f"atoll-{secrets.token_hex(6)}"
+        self.node = node
+        self._name = f"atoll-{secrets.token_hex(6)}" if node is None else node.check().server_name
         self._sync_always = sync_always
         self._bytes_max = bytes_max
         self._host = host.strip("[]")
-        self._include = include
+        self._include, self._routes = include, routes
         self.link: ServerLink | None = None
         """The link that makes it a hub of regions, or the leaf of one; set before `start`."""
         self._scheme = "nats"
@@ -267,16 +408,39 @@ class EmbeddedBroker:
             )
 
     def _check_store(self) -> None:
-        """Refuse the store of a cluster's node: a single server knows nothing of the streams in it."""
-        if (self.store_dir / NODE_FILE).exists():
+        """Refuse a store of another node, or one where a single server meets a node; note whose an empty one is from now on."""
+        kept, ours = self.store_dir / NODE_FILE, {"server_name": self._name}
+        if self.node is None:
+            if kept.exists():
+                raise SettingsError(
+                    "this directory holds a node of a cluster",
+                    got=self.store_dir,
+                    todo="start it as that node (`atoll broker --cluster`), or choose another directory",
+                )
+            return
+        try:
+            there = parsed(read_file(kept, DOCUMENT_BYTES_MAX), dict[str, str])
+        except FileNotFoundError:
+            there = {}
+        except (OSError, msgspec.MsgspecError) as error:
+            raise EnvironmentFault(f"{kept} cannot be read", got=error, todo="restore it") from error
+        if not there and not (self.store_dir / "js").exists():
+            write_whole(kept, json.dumps(ours).encode())
+        elif there != ours:
             raise SettingsError(
-                "this directory holds a node of a cluster",
-                got=self.store_dir,
-                todo="start it as that node (`atoll broker --cluster`), or choose another directory",
+                "this directory is of another broker",
+                got=f"{self.store_dir} holds {there.get('server_name', 'a single server')}",
+                allowed=f"an empty directory, or that of {self._name}",
+                todo="choose another directory (--store): a cluster deletes streams that it does not know",
             )
 
-    def _more_config(self) -> str:
-        return ""
+    def _node_config(self) -> str:
+        if self.node is None:
+            return ""
+        # By its process id a person ends one of several servers.
+        pid_file = json.dumps(str(self.store_dir / PID_FILE))
+        lock = include_line(self._routes, self.store_dir)
+        return f"{self.node.config(self._host, lock)}pid_file: {pid_file}\n"
 
     def _write_config(self) -> Path:
         """Write the server's configuration; JSON strings are valid in its syntax."""
@@ -294,14 +458,11 @@ class EmbeddedBroker:
             f"ports_file_dir: {json.dumps(str(self.store_dir))}\n"
             f"log_file: {json.dumps(str(self.log_path))}\nlogfile_size_limit: 16MB\nlogfile_max_num: {LOG_FILES}\n"
             f'max_payload: 4MB\nmax_connections: {CONNECTIONS_MAX}\nmax_pending: 256MB\nwrite_deadline: "30s"\n'
-            f"{pings(link)}server_name: {self._name}\n{self._more_config()}"
+            f"{pings(link)}server_name: {self._name}\n{self._node_config()}"
             f"{'' if link is None else link.config(self._host, self.store_dir)}"
-            f"{streams if self._bytes_max else ''}{self._include_line(self._include)}"
+            f"{streams if self._bytes_max else ''}{include_line(self._include, self.store_dir)}"
         )
         return config
-
-    def _include_line(self, file: Path | None) -> str:
-        return include_line(file, self.store_dir)
 
     def _spawn(self, command: list[str]) -> None:
         """Start the process from a thread that stays until it has ended."""
@@ -404,6 +565,111 @@ class EmbeddedBroker:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def broker_of(  # noqa: PLR0913  (as `EmbeddedBroker`)
+    store_dir: Path,
+    port: int,
+    node: ClusterNode | None,
+    door: Door | None,
+    *,
+    include: Path | None = None,
+    sync_always: bool = False,
+    host: str = "127.0.0.1",
+) -> EmbeddedBroker:
+    """Return a server that is this `node`, or a single one, behind a `door`, or with the configuration of `include`."""
+    config, routes = (include, None) if door is None else (door.config, door.routes)
+    return EmbeddedBroker(store_dir, port, node=node, sync_always=sync_always, host=host, include=config, routes=routes)
+
+
+class LocalCluster:
+    """All nodes of a cluster, on this machine's loopback, with their stores under one directory; a context manager."""
+
+    def __init__(
+        self,
+        store_dir: Path,
+        nodes: int = 0,
+        *,
+        sync_always: bool = False,
+        door: Callable[[Path], Door] | None = None,
+    ) -> None:
+        """Prepare so many nodes, or those that the directory holds; `start` does the work.
+
+        `door` makes the door of the node with a store; without it the nodes are open.
+        """
+        self.nodes = []
+        for node in planned_nodes(store_dir, nodes):
+            store = node_store(store_dir, node.node)
+            lock = None if door is None else door(store)
+            self.nodes.append(broker_of(store, 0, node, lock, sync_always=sync_always))
+
+    @property
+    def url(self) -> str:
+        """Return the addresses of all nodes."""
+        return ",".join(node.url for node in self.nodes)
+
+    def start(self) -> Self:
+        """Start every node; raise what `EmbeddedBroker.start` raises."""
+        try:
+            for node in self.nodes:
+                node.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End every node; harmless if they do not run."""
+        for node in self.nodes:
+            node.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def node_store(store_dir: Path, node: int) -> Path:
+    """Return where node number `node` of a cluster on this machine keeps its data."""
+    return store_dir / f"node-{node}"
+
+
+def planned_nodes(store_dir: Path, nodes: int = 0) -> list[ClusterNode]:
+    """Return the nodes of the cluster in `store_dir`, or of a new one of so many; their ports are free at this moment.
+
+    The ports may be others the next time: nodes know each other by name.
+    """
+    kept = store_dir / CLUSTER_FILE
+    try:
+        cluster = parsed(read_file(kept, DOCUMENT_BYTES_MAX), dict[str, str | int])
+        name, nodes = str(cluster["name"]), int(cluster["nodes"])
+    except FileNotFoundError:
+        name = f"atoll-{secrets.token_hex(4)}"
+        store_dir.mkdir(parents=True, exist_ok=True)
+        write_whole(kept, json.dumps({"name": name, "nodes": nodes}).encode())
+    except (OSError, msgspec.MsgspecError, LookupError, ValueError) as error:
+        raise EnvironmentFault(f"{kept} cannot be read", got=error, todo="restore it") from error
+    ports = _free_ports(nodes)
+    return [
+        ClusterNode(name, number, port, tuple(f"nats://127.0.0.1:{other}" for other in ports if other != port))
+        for number, port in enumerate(ports, 1)
+    ]
+
+
+def is_cluster(store_dir: Path) -> bool:
+    """Return whether a directory holds the stores of a `LocalCluster`."""
+    return (store_dir / CLUSTER_FILE).exists()
+
+
+def _free_ports(count: int) -> Sequence[int]:
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
 
 
 def startup_error(log_tail: str, place: str, store_dir: Path, log_path: Path) -> AtollError:

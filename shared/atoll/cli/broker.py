@@ -1,7 +1,7 @@
 """`atoll broker`: a broker for islands, with the limits that Atoll needs, until Ctrl-C; `status` looks at its nodes.
 
 It is nats-server itself, from the wheel or the machine. A server that dies is started again; one whose disk was full, as soon
-as there is room. With `--cluster` it is one of several nodes (`atoll.bus.cluster`). With `--keys` it is behind a locked door:
+as there is room. With `--cluster` it is one of several nodes (`atoll.bus.server`). With `--keys` it is behind a locked door:
 TLS, and only who is on the roll of that folder (`atoll keys`), each with the rights of its kind. For accounts of another kind,
 add a file of nats-server's own configuration (`--include`).
 
@@ -12,7 +12,7 @@ premerger of this region. The region has the name of its identity: by that the h
 
 **status** says which roll each node of a locked broker follows, its versions, its peers, and leaves with 1 if one differs.
 Every address is looked at by itself: a node that nobody reaches, or that has lost the others, is a line of its own. Then one
-question goes to all nodes at once (`atoll.bus.server_info`). The newest roll is the one that was changed last: of those that
+question goes to all nodes at once (`ManagingBus.nodes`). The newest roll is the one that was changed last: of those that
 nodes follow, and with `--keys` also the one of that folder. The broker of a region is no node: look at it by its own address.
 """
 
@@ -39,10 +39,10 @@ from atoll.cli.output import say
 from atoll.cli.reading import check_kind, managing_bus, settings_of
 
 if TYPE_CHECKING:
-    from atoll.bus.cluster import ClusterNode
     from atoll.bus.interface import NodeStatus
     from atoll.bus.options import Credentials
     from atoll.bus.regions import RegionSide, ServerLink
+    from atoll.bus.server import ClusterNode
     from atoll.keys.identity import HeldIdentity
     from atoll.keys.locked import LockedDoor, LockedRegion
     from atoll.keys.roll import RollStamp
@@ -111,7 +111,7 @@ def broker(  # noqa: PLR0913  (one option each)
     if context.invoked_subcommand is not None:
         return
     from atoll.base.logs import configure  # noqa: PLC0415
-    from atoll.bus.cluster import broker_of  # noqa: PLC0415
+    from atoll.bus.server import broker_of  # noqa: PLC0415
     from atoll.local.brokers import keep_running  # noqa: PLC0415
 
     configure(role="broker")
@@ -194,7 +194,7 @@ def _locked_door(
 def _cluster_node(
     cluster: str | None, node: int | None, routes: tuple[str, ...], cluster_port: int | None
 ) -> ClusterNode | None:
-    from atoll.bus.cluster import ClusterNode  # noqa: PLC0415
+    from atoll.bus.server import ClusterNode  # noqa: PLC0415
 
     given = {"--node": node, "--route": routes or None, "--cluster-port": cluster_port}
     if cluster is None:
@@ -409,7 +409,7 @@ async def _rows(settings: Settings, wait_s: float, ours: RollStamp | None) -> li
 
 
 async def _greet(address: str) -> tuple[str, str]:
-    from atoll.bus.server_info import greeting  # noqa: PLC0415
+    from atoll.bus.server import greeting  # noqa: PLC0415
 
     parts = urlsplit(address)
     host, port = parts.hostname or "", parts.port or PORT

@@ -27,10 +27,9 @@ from atoll.bus.options import BusOptions
 from atoll.cli.options import Broker
 from atoll.cli.output import say
 from atoll.keys.certificates import ends_at_s, hosts_of
-from atoll.keys.handing_out import ensure, hand_out
 from atoll.keys.identity import read_identity
 from atoll.keys.rights import Kind
-from atoll.keys.roll import OPERATOR, KeyFolder, RollEntry
+from atoll.keys.roll import OPERATOR, KeyFolder, RollEntry, ensure, hand_out
 from atoll.wire.subjects import Subjects
 
 LET_GO_S = 1.0

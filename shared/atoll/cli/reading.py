@@ -22,12 +22,10 @@ from atoll.base.atomic_files import write_whole
 from atoll.base.errors import InUse, SettingsError
 from atoll.base.logs import configure
 from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_file, read_text
-from atoll.bus.cluster import LocalCluster, is_cluster
 from atoll.bus.interface import Bus, ManagingBus
 from atoll.bus.open import open_bus, open_managing_bus
 from atoll.bus.options import addresses
-from atoll.bus.server import EmbeddedBroker
-from atoll.bus.server_info import greeting
+from atoll.bus.server import EmbeddedBroker, LocalCluster, greeting, is_cluster
 from atoll.cli.options import with_flags
 from atoll.keys.identity import read_identity
 from atoll.keys.locked import LockedDoor

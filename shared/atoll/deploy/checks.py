@@ -41,10 +41,10 @@ from atoll.base.units import DAY_S, as_bytes, as_rate, as_size, as_time
 from atoll.base.wording import counted
 from atoll.bus.interface import Bus
 from atoll.bus.nats.administration import BrokerProbe, LinkMeasured
-from atoll.bus.nats.admission import OTHER_TIME
+from atoll.bus.nats.connection import OTHER_TIME
 from atoll.bus.nats.provision import HEADROOM_BYTES, VERSION_MIN
 from atoll.bus.options import PORT, addresses
-from atoll.bus.server_info import LINE_BYTES_MAX, unchecked_tls
+from atoll.bus.server import LINE_BYTES_MAX, unchecked_tls
 from atoll.bus.streams import stream_of, stream_plan
 from atoll.deploy.description import DeploymentDescription
 from atoll.deploy.rendering import KEYS, SERVICES

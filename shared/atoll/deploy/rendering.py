@@ -54,9 +54,15 @@ from atoll.deploy.services import (
 from atoll.deploy.systemd import systemd_files
 from atoll.deploy.texts import toml, yaml
 from atoll.keys.certificates import hosts_of
-from atoll.keys.handing_out import ensure, hand_out_door, hand_out_identities, hand_out_identity, hand_out_region_door
 from atoll.keys.identity import FOLDER_MODE
-from atoll.keys.roll import KeyFolder
+from atoll.keys.roll import (
+    KeyFolder,
+    ensure,
+    hand_out_door,
+    hand_out_identities,
+    hand_out_identity,
+    hand_out_region_door,
+)
 from atoll.settings import load
 from atoll.wire.subjects import HUB
 

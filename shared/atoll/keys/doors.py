@@ -19,7 +19,7 @@ connection of a leaf whose account is gone (`atoll.keys.locked`).
 The nodes of a cluster let each other in by the broker's certificate itself (`routes`): each has it, shows it, and takes no
 other, of whatever authority.
 
-At the hub the account of the operator may ask all nodes what they are (`atoll.bus.server_info`); of those in it, the operator
+At the hub the account of the operator may ask all nodes what they are (`ManagingBus.nodes`); of those in it, the operator
 alone may send that question. Nothing else of the system account is open to anybody.
 
 The text is complete: whoever is not on the roll, or whose keys have expired, cannot connect. It holds public keys only.
@@ -33,8 +33,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from atoll.base.errors import SettingsError
+from atoll.bus.interface import NODES
 from atoll.bus.regions import HUB_DOMAIN
-from atoll.bus.server_info import NODES, PING, SYSTEM
 from atoll.keys.rights import (
     ISOLATED,
     Kind,
@@ -52,6 +52,9 @@ from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.subjects import matches
 
 CORE = "core"
+SYSTEM = "$SYS"
+PING = "$SYS.REQ.SERVER.PING.STATSZ"
+"""Each server answers for itself: version, peers, and the tags that it wears."""
 FAR = f'"$JS.{HUB_DOMAIN}.API.>": "$JS.API.>"'
 CONNECTIONS_MAX = 8
 """A learner's process opens three: for messages, for chunks that it writes, and for chunks that it reads. Two processes of it

@@ -39,10 +39,9 @@ from atoll.bus.regions import RegionSide
 from atoll.bus.server import DISK_FULL, LogReader, own_lines
 
 if TYPE_CHECKING:
-    from atoll.bus.cluster import ClusterNode, Door
     from atoll.bus.nats.region_keeper import RegionKeeper
     from atoll.bus.options import BusOptions
-    from atoll.bus.server import EmbeddedBroker
+    from atoll.bus.server import ClusterNode, Door, EmbeddedBroker
 
 RESTARTS_MAX = 5
 RESTARTS_S = 600.0
@@ -87,7 +86,7 @@ def host(store_dir: Path, url_file: Path, port: int, node: str, keys: str) -> No
 
     Raises what `EmbeddedBroker.start` raises, also when the server died more than `RESTARTS_MAX` times.
     """
-    from atoll.bus.cluster import ClusterNode, broker_of  # noqa: PLC0415
+    from atoll.bus.server import ClusterNode, broker_of  # noqa: PLC0415
     from atoll.keys.locked import LockedDoor  # noqa: PLC0415
     from atoll.keys.roll import KeyFolder  # noqa: PLC0415
 

@@ -18,9 +18,8 @@ from typing import Final
 
 from atoll.base.errors import SettingsError
 from atoll.base.wording import redact
-from atoll.keys.handing_out import ensure
 from atoll.keys.rights import Kind
-from atoll.keys.roll import OPERATOR, KeyFolder
+from atoll.keys.roll import OPERATOR, KeyFolder, ensure
 from atoll.run.folder import EMBEDDED, RunFile
 from atoll.settings import GivenValues, Settings
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from atoll.base.machine import huge_pages
 from atoll.base.regular_files import read_text
 from atoll.base.wording import counted, redact
-from atoll.bus.cluster import ClusterNode, node_store, planned_nodes
+from atoll.bus.server import ClusterNode, node_store, planned_nodes
 from atoll.keys.rights import Kind
 from atoll.local.brokers import host_command
 from atoll.local.options import UpPlan, shard_names, standby_names

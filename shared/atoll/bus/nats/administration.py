@@ -18,20 +18,20 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 from nats.aio.msg import Msg
 
-from atoll.base.errors import AccessDenied, BusError, EnvironmentFault, PeerMisbehaved, SettingsError
+from atoll.base.clock import unix_s
+from atoll.base.errors import AccessDenied, BusError, EnvironmentFault, SettingsError
+from atoll.base.parsing import parsed
 from atoll.base.retry import Unanswered, bounded
-from atoll.bus.interface import NodeStatus, StoredCounts, StoredRun, StreamState
+from atoll.bus.interface import NODES, NodeStatus, StoredCounts, StoredRun, StreamState
 from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.framing import NOBODY, STATUS
 from atoll.bus.nats.jetstream_api import NO_STREAM, ApiRefusal, JetStream
 from atoll.bus.regions import is_region
-from atoll.bus.server_info import NODES, parse_node_status
 from atoll.bus.streams import StreamPlan, live_plan, stream_plan
 
 QUIET_S: Final = 0.3
@@ -75,22 +75,15 @@ async def remove_run(jetstream: JetStream, run: str) -> int:
 
 def _run(name: str, streams: list[Mapping[str, Any]]) -> StoredRun:
     states = [stream.get("state", {}) for stream in streams]
-    written = [_written_s(state["last_ts"]) for state in states if state.get("messages") and "last_ts" in state]
+    written = [unix_s(str(state.get("last_ts"))) for state in states if state.get("messages")]
     return StoredRun(
         run=name,
         streams=len(streams),
         messages=sum(int(state.get("messages", 0)) for state in states),
         size_bytes=sum(int(state.get("bytes", 0)) for state in states),
         bounds_bytes=sum(max(0, int(stream["config"].get("max_bytes", 0))) for stream in streams),
-        written_s=max(written, default=None),
+        written_s=max((at_s for at_s in written if at_s is not None), default=None),
     )
-
-
-def _written_s(text: str) -> float:
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError as error:
-        raise PeerMisbehaved("the broker gave no time", got=text) from error
 
 
 async def stream_states(jetstream: JetStream, plans: Sequence[StreamPlan]) -> list[StreamState]:
@@ -190,6 +183,29 @@ async def node_statuses(connection: Connection, wait_s: float) -> list[NodeStatu
     return [found[name] for name in sorted(found)]
 
 
+def parse_node_status(data: bytes) -> NodeStatus | None:
+    """Return a server's answer to `NODES`; None for what is none."""
+    try:
+        answer = parsed(data, dict[str, Any])
+    except msgspec.MsgspecError:
+        return None
+    server, state = _table(answer.get("server")), _table(answer.get("statsz"))
+    name = server.get("name")
+    if not isinstance(name, str):
+        return None
+    routes = state.get("routes")
+    peers = {str(_table(route).get("name")) for route in (routes if isinstance(routes, list) else ())}
+    tags, connections = server.get("tags"), state.get("connections")
+    return NodeStatus(
+        name=name,
+        version=str(server.get("ver", "")),
+        tags=tuple(map(str, tags if isinstance(tags, list) else ())),
+        peers=tuple(sorted(peers)),
+        connections=connections if isinstance(connections, int) else 0,
+        up_s=max(0.0, (unix_s(str(server.get("time"))) or 0.0) - (unix_s(str(state.get("start"))) or 0.0)),
+    )
+
+
 NO_SUCH_STREAM: Final = "none-of-this-name"
 PIECE_BYTES: Final = 128 << 10
 PIECES_MAX: Final = 32
@@ -280,13 +296,10 @@ class BrokerProbe:
     async def time(self, name: str, wall: Callable[[], float]) -> BrokerTime | None:
         """Return how the broker's clock differs from `wall`, from what it says of a stream; None if it says nothing."""
         before_s = wall()
-        told = await self.stream(name)
+        said = await self.stream(name)
         after_s = wall()
-        try:
-            there_s = datetime.fromisoformat(str((told or {}).get("ts"))).timestamp()
-        except ValueError:
-            return None
-        return BrokerTime(there_s - (before_s + after_s) / 2, (after_s - before_s) / 2)
+        there_s = unix_s(str((said or {}).get("ts")))
+        return None if there_s is None else BrokerTime(there_s - (before_s + after_s) / 2, (after_s - before_s) / 2)
 
     async def link(self) -> LinkMeasured | None:
         """Move a few megabytes there and back, for some seconds at most; None if the broker does not answer meanwhile."""
