@@ -1,20 +1,16 @@
-"""The interface between Atoll and its broker: what a service may ask of a bus, and what the bus may answer.
+"""The interface between Atoll and its broker: four kinds of traffic, and no other.
 
-Four kinds of traffic, and no other:
-
-* **blobs**: large immutable bytes, stored in pieces under a stem (`atoll.wire.blobs`). They are invisible until a small
-  message names them (claim check), so a writer that dies half way leaves garbage that ages out, never half a tensor.
-* **records**: the last value of a subject, written by compare-and-set. Heads, leases, membership and data leases are
-  records. If an acknowledgement is lost, the adapter reads back: `put_record` answers with the revision or with
-  `RecordConflict`, never with "maybe".
-* **durable messages**: acknowledged and deduplicated by `msg_id`; consumed once from a work queue (`consume`) or read
-  in order from the event log (`replay`).
+* **blobs**: large immutable bytes, stored in pieces under a stem (`atoll.wire.blobs`), invisible until a small message names
+  them. So a writer that dies half way leaves garbage that ages out, never half a tensor.
+* **records**: the last value of a subject, written by compare-and-set. If an acknowledgement is lost, the adapter reads back:
+  `put_record` answers with the revision or with `RecordConflict`, never with "maybe".
+* **durable messages**: acknowledged and deduplicated by `msg_id`; consumed once from a work queue (`consume`) or read in order
+  from the event log (`replay`).
 * **core messages** (`tell`, `listen`, `ask`): at most once, for calls, heartbeats and commands. Losing one is harmless.
 
-Rules for implementers. Every wait is bounded by a time-out. Every call may raise `BusError` kinds, `BrokerUnavailable`
-or `StorageFull`, and nothing else. `info` is a small mapping that taps show in place of the payload. Methods are
-coroutines of the caller's event loop; the JetStream adapter does its network work in that loop, or in a thread of its
-own. The same contract suite (`tests/support/bus_contract.py`) runs against every implementation.
+Every wait is bounded by a time-out. Every call may raise `BusError` kinds, `BrokerUnavailable` or `StorageFull`, and nothing
+else. `info` is a small mapping that taps show in place of the payload. Methods are coroutines of the caller's event loop. One
+contract suite (`tests/support/bus_contract.py`) runs against every implementation.
 """
 # ruff: noqa: D102  (each method of `ForwardingBus` is the one of `Bus`)
 

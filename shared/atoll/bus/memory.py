@@ -1,10 +1,8 @@
-"""The `Bus` in memory: many buses share one `MemoryBroker` in one event loop.
+"""The `Bus` in memory, for tests and the simulator: many buses share one `MemoryBroker` in one event loop.
 
-For tests, the simulator and a first look without a server. It passes the same contract suite as the JetStream adapter.
-Every call yields to other tasks once, so that races show here too. One event loop only: no locks.
-
-Deterministic: sequences count up, queues deliver in order, time is a `Clock` that may be simulated. It does not survive its
-process, replicate, or redeliver after silence (an unsettled message returns when its consumer releases it or closes).
+Deterministic: sequences count up, queues deliver in order, time is a `Clock` that may be simulated. Every call yields to other
+tasks once, so that races show here too. It does not survive its process, replicate, or redeliver after silence (an unsettled
+message returns when its consumer releases it or closes).
 """
 # ruff: noqa: D102  (a method without a docstring is the one of `Bus`, `Consumer` or `Delivery`)
 

@@ -1,9 +1,8 @@
 """Options of a JetStream bus: addresses, credentials, patience, and how much it keeps in flight; every bound of the adapter.
 
-The address of a broker is `nats://host:port`, or several separated by commas for the nodes of a cluster. A client tries them in
-an order of its own choice, and goes on at another when its node dies. It knows those that it was given and no other: our nodes
-advertise none, because an address that a node believes to have may lead nowhere from where the client is, or past a relay that
-somebody has put there on purpose.
+The address of a broker is `nats://host:port`, or several separated by commas for the nodes of a cluster. A client knows those
+that it was given and no other: our nodes advertise none, because an address that a node believes to have may lead nowhere from
+where the client is, or past a relay that somebody has put there on purpose.
 """
 
 from __future__ import annotations

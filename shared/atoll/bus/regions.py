@@ -1,19 +1,14 @@
 """A hub and its regions: what two nats-servers are told so that one of them is a leaf of the other.
 
-A region is a group of learners with a broker of its own beside them. That broker is a *leaf node*: it has one connection, which
-it opens itself, to the hub, where the run is. The hub listens for leaves on a port of their own.
+A region is a group of learners with a broker of its own beside them, a *leaf node*: it opens one connection to the hub, where
+the run is. One TCP connection carries everything between the two.
 
     learners ──► leaf (domain eu) ══ one connection over the WAN ══► hub (domain hub) ◄── synchronizers
 
-Both have JetStream, so each needs a *domain*: by its name a client says whose streams it means. The hub's is always `hub`. So
-a client that is greeted with any other domain knows that it is in a region (`is_region`), and it finds the run's streams
-behind the leaf under `$JS.hub.API`. Nothing else tells a learner where it is: its only setting is the address of its nearest
-broker.
-
-A region keeps its part of a run at its leaf: a mirror of the global stream, and an outbox (`atoll.bus.nats.region_keeper`).
-
-One TCP connection carries everything between the two, echoes of the two servers included. So those wait behind megabytes: a
-link that is full is given longer than the connection of a client before it counts as cut (`pings`).
+Both have JetStream, so each needs a *domain*: by its name a client says whose streams it means. A client that is greeted with
+any domain but `hub` knows that it is in a region (`is_region`), and finds the run's streams behind the leaf under
+`$JS.hub.API`. A region keeps its part of a run at its leaf: a mirror of the global stream, and an outbox
+(`atoll.bus.nats.region_keeper`).
 """
 
 from __future__ import annotations

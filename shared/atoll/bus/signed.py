@@ -1,28 +1,20 @@
 """A bus whose messages are signed by who writes them and checked by who reads them, whatever broker lies between.
 
-A locked door keeps strangers away from a broker. It does not keep the broker's own operator, or whoever copies its store, from
-writing what he likes. So each process of a locked run signs its records, queued messages and core messages for the subject that
-they are for, and believes only what somebody signed who may write on that subject (`atoll.keys.signatures`).
+A locked door does not keep the broker's own operator, or whoever copies its store, from writing what he likes. So each process
+of a locked run signs its records, queued messages and core messages for their subjects, and believes only what somebody signed
+who may write there (`atoll.keys.signatures`). The signature is a line behind the message's JSON.
 
-A message travels as its JSON and, behind a line break, its signature: people and old tools still read the first line. Chunks
-are not signed one by one: a signed message names them by a BLAKE3 (`atoll.wire.blobs`), so nobody can exchange them. The event
-log is for people; nothing in Atoll acts on it, and it carries no signature. Nor do words with the keeper of a region, which is
-a broker's: it could withhold what they are about anyhow. A tap shows what a stream keeps, so its body is checked as that is.
+* Chunks are not signed one by one: a signed message names them by a BLAKE3 (`atoll.wire.blobs`). Nor is the event log, on which
+  nothing in Atoll acts, nor words with a region's keeper, which could withhold what they are about anyhow.
+* Answers go to an inbox that only the broker knows beforehand, so they are signed as answers of the run.
+* A signature covers the *founding*: the nonce of the run record, which alone is signed without one. So what a former run of
+  this id has stored cannot be shown to the next. The bus learns it from the record when that passes, or asks.
+* A message is believed only if the filter that asked for it covers the subject on which the broker says that it came.
+* The broker drops what bears an id that it knows, whoever chose it. So ids are hashed with a secret of this bus, or a learner
+  could have another's messages dropped.
 
-Answers go to an inbox that only the broker knows beforehand, so they are signed as answers of the run and not for a subject.
-Those of a region's synchronizer go to subjects of its region and are signed for them.
-
-A signature also covers the *founding*: the nonce of the run record, which alone is signed without one. So what a former run of
-this id has stored cannot be shown to the next. The bus learns the founding from the record when that passes, and asks for it
-where it needs it first.
-
-The broker says on which subject a message comes. A message is believed only if the filter that asked for it covers that one.
-
-The broker drops what bears an id that it knows, whoever chose it. A learner that knows what another's ids are made of could
-send its next ids first, and its messages would be lost. So ids are hashed with a secret of this bus.
-
-A message that nobody vouches for is not an error of the bus: readers meet wrong messages anyway, and know what each means for
-them. The bus hands up in its place why it is not believed, and `decode` refuses that like any other unreadable message.
+A message that is not believed is not an error of the bus: the bus hands up in its place why, and `decode` refuses that like any
+other unreadable message.
 """
 # ruff: noqa: D102  (a method without a docstring is the one of `Bus`)
 

@@ -1,20 +1,15 @@
 """A bus over several brokers: the fragments of a run are spread over them, and everything else has one home.
 
-One server moves so many bytes per second and no more. The bytes are those of fragments: contributions, frames, outer states.
-They know nothing of each other, so each may lie on another broker (`RunRecord.bulk`). Fragment p lies on broker p mod n, where
-broker 0 is the home and the others follow in the order of the run record. A head lies with the chunks that it names, because
-one server then loses both or neither. Membership, leases, queues, calls and the event log stay at home: they are small, and
-they have one order only on one server.
+Fragment p lies on broker p mod n, where broker 0 is the home and the others follow in the order of the run record
+(`RunRecord.bulk`). A head lies with the chunks that it names, because one server then loses both or neither. Membership,
+leases, queues, calls and the event log stay at home: they are small, and they have one order only on one server.
 
     up.c.<learner>.<p>.>   gl.head.<p>   gl.c.<p>.>   gl.d.<p>.>   st.>   tap.gl.head.<p>     broker p mod n
     all other subjects                                                                        home
 
 A bus learns where fragments lie from the run record: it reads the record when it first needs to know, and it looks at each
-record that a caller reads or writes. A process may reach the brokers at other addresses than its peers do; then its own
-addresses (`BusOptions.bulk`) count, in the same order.
-
-A broker that is away stops its own fragments and no others. A call that concerns all fragments (a list of all heads) waits for
-it.
+record that passes. A process may reach the brokers at other addresses than its peers do (`BusOptions.bulk`). A broker that is
+away stops its own fragments and no others; a call that concerns all fragments waits for it.
 """
 # ruff: noqa: D102  (a method without a docstring is the one of `Bus`)
 

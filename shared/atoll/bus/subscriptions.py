@@ -1,12 +1,9 @@
 """A bounded live feed of core messages that another thread may fill.
 
-The newest message is worth most: if the reader falls behind, the feed drops the oldest core messages of the subject that fills
-it, and counts them. So who floods a subject of its own pushes out nothing of others. It holds about `len_max` messages or
-`BYTES_MAX`, whichever is less: messages of strangers may be as large as the broker takes.
-Filling never waits and never fails; it wakes only the reader's own loop. Both adapters return this one class.
-
-A feed that is never empty must not keep the loop from everything else. So whoever iterates lets the loop go on after every
-`RUN_LENGTH` messages, and for longer the longer those took: a flood costs a loop at most about half of its time.
+If the reader falls behind, the feed drops the oldest core messages of the subject that fills it, and counts them: a flood of
+one subject pushes out nothing of others. It holds about `len_max` messages or `BYTES_MAX`, whichever is less. Filling never
+waits and never fails. Iterating lets the loop go on after every `RUN_LENGTH` messages, and for longer the longer those took,
+so a flood costs a loop at most about half of its time.
 """
 
 from __future__ import annotations

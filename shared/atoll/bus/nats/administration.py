@@ -1,13 +1,13 @@
 """Questions of an operator, a monitor or a doctor to a broker: runs, streams, nodes, and what we may do there.
 
-A run is what its streams are named after (`atoll.bus.streams`). One that lacks some of its streams is a run, too: a founder
-that died in between left it, and it can be removed like any other. But for `remove_run` nothing is changed here. A stream that
-the broker does not have, or of which we may not ask, is left out. Everything runs in the connection's loop.
+A run is what its streams are named after (`atoll.bus.streams`), also one that lacks some of them: a founder that died in
+between left it, and it can be removed like any other. A stream that the broker does not have, or of which we may not ask, is
+left out. Everything runs in the connection's loop.
 
 Nothing that a doctor asks (`BrokerProbe`) leaves a trace. A publication carries the name of a stream that does not exist as the
 one it expects: the broker first looks whether we may publish there, then the stream refuses to store it. Bytes that measure the
-link go from one connection of ours to another one, on a subject that nobody else may hear. Those of a region turn back at its
-leaf. So what measures the link to the hub is the body of a question that needs none: the hub answers it all the same.
+link go from one connection of ours to another, on a subject that nobody else may hear. Those of a region turn back at its leaf,
+so the link to the hub is measured by the body of a question that needs none.
 """
 
 from __future__ import annotations

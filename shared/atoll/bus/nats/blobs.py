@@ -1,17 +1,12 @@
 """Blobs over JetStream: written with a window of pieces in flight, read back by subject.
 
 A piece's subject is `stem.<i>`, and its stream keeps one message per subject: writing twice replaces equal by equal, or is
-refused where the first writer wins, which counts as stored. So pieces carry no message id: a retry changes nothing, and a
-broker would remember each id for the length of its window, millions of them in a large run. (Worse, one that it remembered from
-before a purge would make it acknowledge a piece that it no longer has.) The reader requests explicit subjects, a bounded number
-at a time, so that it depends on no wildcard and no limit on matching subjects.
+refused where the first writer wins, which counts as stored. So pieces carry no message id, of which a broker would remember
+millions (and acknowledge a piece that was purged since). The reader requests explicit subjects, a bounded number at a time.
 
-The window follows the link. A late acknowledgement means that the piece waited behind our own. Sending more at once
-then fills queues, until an acknowledgement takes so long that the piece is sent again for nothing. So a slow answer
-closes the window by one, and a prompt one opens it.
-
-Pieces travel over connections that carry nothing else (`bulk_connections`), so that heartbeats and records never wait
-behind them. The caller's `Upload` yields the pieces: this module does not know how a piece is made.
+The window follows the link: a slow answer closes it by one, a prompt one opens it. Sending more while answers are late only
+fills queues, until a piece is sent again for nothing. Pieces travel over connections that carry nothing else
+(`bulk_connections`), so that heartbeats and records never wait behind them.
 """
 
 from __future__ import annotations

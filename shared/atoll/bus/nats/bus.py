@@ -1,9 +1,4 @@
-"""The `Bus` over NATS JetStream: a thin layer over the connection that talks to the broker.
-
-Each public method checks its arguments in the caller's loop, runs the work in the connection's loop and counts. The
-modules below: `connection` (thread, supervisor, watchdog), `jetstream_api` (acknowledged publishing, batched reading,
-records), `blobs`, `consumers`, `provision`, `administration`.
-"""
+"""The `Bus` over NATS JetStream: each method checks its arguments in the caller's loop and runs in the connection's loop."""
 # ruff: noqa: D102  (a method without a docstring is the one of `Bus` or `ManagingBus`)
 
 from __future__ import annotations

@@ -1,21 +1,19 @@
-"""nats-py's client over a transport of our own; nats-py keeps doing what it does well.
+"""nats-py's client over a transport of our own.
 
-Connecting, authentication, TLS, the pool of servers, reconnecting, subscriptions, requests and their inboxes are
-nats-py's. We replace:
+Connecting, authentication, TLS, the pool of servers, reconnecting and subscriptions are nats-py's. We replace:
 
 * **the parser**, because our transport delivers frames: messages go straight to nats-py's dispatch, every other line to
   nats-py's own parser;
-* **handing messages over**: who `hear`s a subject is called as soon as a message is read, and must not wait; nats-py would
-  wake its read loop, which puts the message into a queue and wakes a task;
-* **reading headers and subjects** (`headers`): they are the writer's, and what a writer may not say must not count;
-* **publishing**: header, payload and line end go to the transport, after it has room: as one piece, or, if the payload is
-  large, as three. A large payload counts as published when the kernel has all of it. Then the buffer is no longer read, and
-  the time-out of a request that carried it begins. A sender who gives up before that must have it copied (`copy_queued`);
+* **handing messages over**: the function given to `hear` is called as soon as a message is read, and must not wait;
+* **reading headers and subjects** (`framing`): they are the writer's, and what a writer may not say must not count;
+* **publishing**: a large payload goes to the transport as a piece of its own, and counts as published when the kernel has all
+  of it. Then the buffer is no longer read, and the time-out of a request that carried it begins. A sender that gives up
+  before that must have it copied (`copy_queued`);
 * **the queue of a lost connection**: it is dropped. The sender gets an error, and sends again if it matters;
 * **the end**: nats-py cancels each of its tasks once, and `asyncio.wait_for` of Python 3.11 loses a cancellation that comes
   together with what it waits for. Such a client connects again for ever, also after its close. `end` leaves no task.
 
-`ws://` and `wss://` keep nats-py's transport and its ways. No other file of ours touches a private part of nats-py;
+`ws://` and `wss://` keep nats-py's transport. No other file of ours touches a private part of nats-py;
 `tests/contract/test_nats_private_parts.py` names these parts and what we expect of each.
 """
 

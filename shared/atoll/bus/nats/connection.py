@@ -1,23 +1,20 @@
-"""One lasting connection to a broker: a client, a supervisor and a watchdog, in one loop.
-
-nats-py runs here and nowhere else, over a transport of ours (`client`, `transport`). The rest of the adapter sees:
+"""One lasting connection to a broker: a client, a supervisor and a watchdog, in one loop. nats-py runs here and nowhere else.
 
 * `call` carries a coroutine from any loop into this one and its result back;
 * `request` fails at once with `Unanswered` when the connection is lost, instead of waiting for its time-out (`Answers`);
-* `request_at` waits for an answer on a subject of its own, not at an inbox;
 * `subscribe` registers interest that survives reconnects and rebuilt connections;
 * `branch` is another connection in the same loop: for bulk, so that nothing small waits behind megabytes, or for a crowd of
   messages that may be a little late, so that many of them cost one awakening.
 
-Three things end a connection, and each has its remedy. A lost socket: nats-py reconnects for ever. A protocol error
-(an oversized message, say) closes nats-py for good: the *supervisor* builds a new client and subscribes again. A peer
-that holds the socket open but answers nothing, or a client whose read loop has died: the *watchdog* notices that its
-echo does not come back and aborts the socket. The echo is a message to ourselves and not a PING, because a PONG that
-arrives after its time-out kills the read loop of nats-py 2.16.
+Three things end a connection, and each has its remedy. A lost socket: nats-py reconnects for ever. A protocol error (an
+oversized message, say) closes nats-py for good: the *supervisor* builds a new client and subscribes again. A peer that holds
+the socket open but answers nothing, or a client whose read loop has died: the *watchdog* notices that its echo does not come
+back and aborts the socket. The echo is a message to ourselves and not a PING, because a PONG that arrives after its time-out
+kills the read loop of nats-py 2.16.
 
-A request's time-out counts from the moment when its last byte is with the kernel. On a bulk branch everything, echoes
-and answers too, queues behind megabytes in buffers that we cannot see. There a time-out counts from the last *movement*
-(bytes sent or received, answers to others), because resending only lengthens the queue.
+A request's time-out counts from the moment when its last byte is with the kernel. On a bulk branch everything queues behind
+megabytes in buffers that we cannot see. There a time-out counts from the last *movement* (bytes sent or received, answers to
+others), because resending only lengthens the queue.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """A durable place in a work queue.
 
-A `next` that finds nothing here sends a pull request for up to `_BATCH` messages to a private inbox, so that a long queue
-costs one round trip per batch and not per message. As long as a pull request stands, no other is sent: the broker delivers
-what comes. A delivery that arrives waits for the next `next` or `arrived`. Closing returns unsettled messages. If a process
-dies, the broker delivers its messages again after `ack_wait_s`.
-
-Anybody who learns the inbox may send to it. A message that is no delivery of
-JetStream's, by the subject on which it is settled, is dropped.
+A `next` that finds nothing here sends a pull request for up to `_BATCH` messages to a private inbox; as long as one stands, no
+other is sent. A delivery that arrives waits for the next `next` or `arrived`. Closing returns unsettled messages; those of a
+process that dies are delivered again after `ack_wait_s`. Anybody who learns the inbox may send to it: a message that is no
+delivery of JetStream's, by the subject on which it is settled, is dropped.
 """
 # ruff: noqa: D102  (a method without a docstring is the one of `Consumer` or `Delivery`)
 

@@ -1,25 +1,23 @@
 """Cuts a broker's bytes into control lines and messages: no socket, no loop, and no copy of large payloads.
 
-NATS speaks in lines. `MSG subject sid [reply] size` and `HMSG subject sid [reply] header-size size` are followed by so
-many bytes and a line end; every other line stands alone. The reader asks for room and reports how much of it was
-filled:
+`MSG subject sid [reply] size` and `HMSG subject sid [reply] header-size size` are followed by so many bytes and a line end;
+every other line stands alone:
 
     line --(MSG, HMSG)--> header --> payload --> line end --> line
 
-Lines and small parts are cut from one buffer that is used over and over. A part that is larger than `SMALL_BYTES` and
-not there yet gets a buffer of its own, and the next room *is* that buffer: the kernel writes the payload where it
-stays. Bytes that break the grammar become an error frame, and everything after them is ignored.
+Lines and small parts are cut from one buffer that is used over and over. A part that is larger than `SMALL_BYTES` and not there
+yet gets a buffer of its own, and the next room *is* that buffer: the kernel writes the payload where it stays. Bytes that break
+the grammar become an error frame, and everything after them is ignored.
 
-**Headers** of a message that comes in are read by our own rules: anybody who may write may write headers, too.
+**Headers** are read by our own rules, because anybody who may write may write headers, too:
 
     NATS/1.0[ <status>[ <description>]]
     <name>: <value>
     ...
 
 Only the broker speaks by a *status* (the end of a batch, no more messages, nobody there). nats-py takes a field of that name,
-or a status in a message that somebody has stored, for the broker's word; and bytes that are no text end its read loop. So here
-a status counts on the first line only, and never in a message that a stream has stored: the broker marks those with the
-stream's name. Its own fields stand behind the writer's, and the last of a name counts.
+or a status in a message that somebody has stored, for the broker's word. Here a status counts on the first line only, and never
+in a message that a stream has stored: the broker marks those with the stream's name, in a field behind the writer's.
 """
 
 from __future__ import annotations

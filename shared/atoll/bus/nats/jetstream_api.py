@@ -1,20 +1,17 @@
 """JetStream as verbs over one connection: ask its API, store until acknowledged, read stored messages in bulk.
 
-Storing repeats the same message under the same id until the broker acknowledges it or a bound is reached, so a lost
-acknowledgement costs a duplicate that the broker drops. Reading uses batched direct get: one request, many messages,
-and no consumer stays behind on the server. The server does not cut off a reader that stalls.
+Storing repeats the same message under the same id until the broker acknowledges it or a bound is reached. Reading uses batched
+direct get: one request, many messages, and no consumer stays behind on the server.
 
 **Records** are last values by compare-and-set. The broker refuses a retried compare-and-set like a foreign one, because it
-checks the sequence before it looks for duplicates. So "refused" and "no answer" both mean: read the stored record and compare
-the nonce. Only a foreign nonce is a conflict. We read back from the stream's leader. If a later writer has already replaced our
-value, that counts as a conflict, since the caller no longer holds the record. (A cluster answers a repeated compare-and-set as
-a duplicate, with the revision of the first. While another write of the subject is on its way, it refuses without saying whose:
-we ask again.)
+checks the sequence before it looks for duplicates. So "refused" and "no answer" both mean: read the stored record from the
+stream's leader and compare the nonce. A later writer that has replaced our value counts as a conflict, since the caller no
+longer holds the record. (A cluster answers a repeated compare-and-set as a duplicate, with the revision of the first. While
+another write of the subject is on its way, it refuses without saying whose: we ask again.)
 
 **Many at a time, and not stale.** A batched get is answered by any copy of the stream, and a copy that has just started may lag
-far behind. A decision by such a reading must not rest on old records: a member whose record is not seen is a stranger. So the
-leader is asked first for the number of its newest message that matches. A copy stores in order, so one that has that message
-has all before it; what it lacks is read from the leader, one by one.
+far behind; a member whose record is not seen is a stranger. So the leader is asked first for the number of its newest message
+that matches. A copy stores in order, so one that has that message has all before it; what it lacks is read from the leader.
 """
 
 from __future__ import annotations

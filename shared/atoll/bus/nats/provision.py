@@ -1,15 +1,12 @@
 """Streams of a run at its broker: checked for when a bus is opened, created when the run is founded, kept while it lasts.
 
 We look before we create: a broker may lack the room to create what it already has. Several founders may create at the same
-time: the first one does, and the others compare what they find. Bounds may differ, since they are the first founder's; if
-anything else differs, the stream is not ours, and the error names the difference.
+time: the first one does, and the others compare what they find. Bounds, and whether taps have bodies (`broker.taps`), are the
+first founder's; if anything else differs, the stream is not ours.
 
-A broker may lose its disk. A process that read a record before may then write with the revision that it knows, and that
-write must never count by chance. So a new stream does not begin at 1 but at the time of day in microseconds: no stream
-stores a million messages a second, so the new numbers lie above all that the lost stream gave out.
-
-Whether taps have bodies is the first founder's, too, as bounds are (`broker.taps`): founders of this release take either. One
-of a release before refuses streams whose taps have them, so a run of old keeps its taps until somebody asks for `switch_taps`.
+A broker may lose its disk. A process that read a record before may then write with the revision that it knows, and that write
+must never count by chance. So a new stream does not begin at 1 but at the time of day in microseconds: no stream stores a
+million messages a second, so the new numbers lie above all that the lost stream gave out.
 
 Every process that reads a queue also keeps two things up: the live stream (`keep_live_stream`), and its leaders at one node
 (`keep_together`).

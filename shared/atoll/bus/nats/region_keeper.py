@@ -3,16 +3,13 @@
 It runs beside the leaf, in the process of `atoll broker --leaf-of`, and serves the runs that processes of the region ask for
 (`atoll.bus.nats.region`). All streams are at the leaf:
 
-* **The mirror** has the name of the stream at the hub, in the leaf's domain. The servers copy by themselves. A mirror does not
-  hear of deletions, so it has bounds of its own: the hub's bound of size, `MIRROR_AGE_S`, and what is oldest goes first.
-* **The outbox** keeps what could not be sent, in the order of writing, under `out.<region>.`. It is forwarded from its
-  beginning: up to `WINDOW` chunks at once, and whatever has a message id (manifests, events) only after all before it are at
-  the hub. A message that the hub has acknowledged is removed here. So a keeper that dies sends at most one window again: the
-  first chunk of each counts, and ids are known to the hub for a moment and to the shards for ever.
-
+* **The mirror** has the name of the stream at the hub, in the leaf's domain. It does not hear of deletions, so it has bounds of
+  its own: the hub's bound of size, `MIRROR_AGE_S`, and what is oldest goes first.
+* **The outbox** keeps what could not be sent, in the order of writing. It is forwarded from its beginning: up to `WINDOW`
+  chunks at once, and whatever has a message id (manifests, events) only after all before it are at the hub. A message that
+  the hub has acknowledged is removed here. So a keeper that dies sends at most one window again.
 * **What stays** (`KEEP`) are the chunks of contributions that the region folds itself. A shard that cannot have their sum asks
-  for them by name, and they are sent. One that has settled a contribution has its chunks dropped. Both come on a subject on
-  which nobody in the region may speak.
+  for them by name, and they are sent. One that has settled a contribution has its chunks dropped.
 
 A run that the hub has no more is removed here, too. One that nobody has wanted for `UNWANTED_S` is given up, unless its outbox
 holds something, or chunks stay here: a mirror costs the link what it copies, whether anybody reads it or not.
