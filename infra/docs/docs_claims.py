@@ -1,7 +1,6 @@
 """`reference/claims.md`: what every field that comes from outside a process is used for, checked against, and can cost.
 
-The rule behind the table: **a claim may cost its claimant alone.** A row says of some fields of one struct who uses them,
-against what they are verified, and what a lie in them costs whom. `ROOTS` are what travels or lies somewhere: messages,
+The rule behind the table: **a claim may cost its claimant alone**. `ROOTS` are what travels or lies somewhere: messages,
 records, events, ledgers and the archive. `fields_without_a_row` walks their schemas, so a new field has no row until somebody
 has thought about it. Whoever may write a root follows from the rights of identities (`atoll.keys.rights`): what a lie may
 cost the run stands only on subjects that no learner, reader, evaluator, region or premerger may write.

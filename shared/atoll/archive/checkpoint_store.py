@@ -1,15 +1,13 @@
 """One run's checkpoints in an object store. A crash between any two writes leaves complete checkpoints complete.
 
-A run checkpoint is written in this order: objects; the manifest; then retired manifests are removed; then the objects that
-only those named. An object's name is the digest of its content, and an object belongs to one shard, so two shards never
-write or remove the same one. A new owner removes old objects that no manifest names (an interrupted checkpoint left them).
-They must be so old that no writer can still be about to name them. While a manifest may be one that only another version of
-Atoll can read, no object is removed.
+A run checkpoint is written in this order: objects; the manifest; then retired manifests are removed; then the objects that only
+those named. An object's name is the digest of its content, and an object belongs to one shard, so two shards never write or
+remove the same one. A new owner removes objects that no manifest names, once they are so old that no writer can still be about
+to name them. While a manifest may be one that only another version of Atoll can read, no object is removed.
 
-A manifest of a locked run is signed for its name by a shard, and a reader with an identity takes no other. It names its objects
-by BLAKE2b-256, so whoever has the store can remove a checkpoint, and not change one. One that is unreadable, or not believed,
-counts for nothing: not for the numbers of checkpoints, not for what is complete, and not for what is old. It is told once.
-Every call here may block.
+A manifest of a locked run is signed for its name by a shard, and a reader with an identity takes no other. Whoever has the
+store can remove a checkpoint, and not change one. A manifest that is unreadable, or not believed, counts for nothing: not for
+the numbers of checkpoints, not for what is complete, and not for what is old. It is told once. Every call here may block.
 """
 
 from __future__ import annotations

@@ -1,25 +1,23 @@
 """Run checkpoints: every shard writes its part by itself, and parts with the same number belong together.
 
-Checkpoint n is due n seconds after the founding of the run (a multiple of `archive.every_s`). Each shard writes what it
-holds at about that time: per fragment one head with exactly the keyframe, deltas, outer state and ledger that it names.
-Fragments are independent, so heads of slightly different moments form a state that the run could have been in. A
-checkpoint is *complete* when every shard has written its part. A run is rebuilt from complete checkpoints only.
-
-Numbers never decrease, whatever the clocks do (`due_number`), as with Lamport's clocks: a shard whose clock is behind the
-newest checkpoint joins that checkpoint, or makes the next one if it has joined already.
+Checkpoint n is due n seconds after the founding of the run (a multiple of `archive.every_s`). Each shard writes per fragment
+one head with exactly the keyframe, deltas, outer state and ledger that it names. Fragments are independent, so heads of
+slightly different moments form a state that the run could have been in. A checkpoint is *complete* when every shard has
+written its part, and a run is rebuilt from complete ones only. Numbers never decrease, whatever the clocks do (`due_number`),
+as with Lamport's clocks.
 
     RUN/checkpoints/FOUNDING/NUMBER/SHARD.SHARDS.EPOCH.json        a manifest, written last, behind its own digest on a line;
                                                               `.final.json` at the end
     RUN/checkpoints/FOUNDING/NUMBER/SHARD.SHARDS.EPOCH.open.json   no manifest: the finished shard goes on in this epoch
     RUN/shard-S/DIGEST                                        an object, named by the blake2b of its bytes
 
-A FOUNDING is `<founded_at ms>-<generation>-<nonce>`. Later foundings and rebuilt runs sort after their sources, and parts
-of different foundings never mix. Names are all that the rules below look at, and whoever can write to the archive can choose
-names. So only parts that were read and believed are given to them (`atoll.archive.checkpoint_store`).
+A FOUNDING is `<founded_at ms>-<generation>-<nonce>`: later foundings and rebuilt runs sort after their sources. Names are all
+that the rules below look at, and whoever can write to the archive can choose names. So only parts that were read and believed
+are given to them (`atoll.archive.checkpoint_store`).
 
-An owner writes under its own epoch. Within one checkpoint the highest epoch counts. A
-manifest with a lower epoch than an earlier checkpoint has comes from an owner that did not know it was deposed: it is
-ignored. A finished shard writes no more parts: its final manifest counts in all later checkpoints until it is reopened.
+Within one checkpoint the highest epoch counts. A manifest with a lower epoch than an earlier checkpoint has comes from an owner
+that did not know it was deposed: it is ignored. A finished shard's final manifest counts in all later checkpoints until it is
+reopened.
 """
 
 from __future__ import annotations

@@ -5,13 +5,10 @@
     names    the objects under a prefix
     remove   harmless if the object is gone already
 
-The folder store is our own because of durability: it writes a file beside its place, syncs it, moves it into place and
-syncs the folder. (`obstore.LocalStore` moves files into place too, but syncs nothing.) It follows no symbolic link: whoever
-may write to the folder must not have us read, write or remove files elsewhere. S3 goes through `obstore`;
-credentials, region and endpoint come from the usual `AWS_…` variables, and are never shown.
-
-Every call may block and belongs in a thread. A missing object raises `CheckpointError`; any other failure raises
-`ArchiveUnavailable`.
+The folder store syncs what it writes (`obstore.LocalStore` does not), and follows no symbolic link: whoever may write to the
+folder must not have us read, write or remove files elsewhere. S3 goes through `obstore`; credentials, region and endpoint come
+from the usual `AWS_…` variables, and are never shown. Every call may block and belongs in a thread. A missing object raises
+`CheckpointError`; any other failure raises `ArchiveUnavailable`.
 """
 
 from __future__ import annotations

@@ -2,23 +2,19 @@
 
     verify the checkpoint ─► run record (new nonce, `rebuilt`) ─► members, leases ─► per fragment: chunks, then head
 
-The run record comes first, by compare-and-set: it names the checkpoint, so several processes may rebuild at once, or one
-may go on where another died, and all write the same. Heads are created only where none exists (revision 0). A head is
-written last, after the chunks it names. Shards and learners wait for all heads. No founder publishes fresh values while
-the record says that the run is being rebuilt.
+The run record comes first, by compare-and-set: it names the checkpoint, so several processes may rebuild at once, or one may go
+on where another died, and all write the same. Heads are created only where none exists, after the chunks they name; shards and
+learners wait for all heads. Chunks come back under names of the new founding: an owner of the former one may still be about to
+remove what its last commits superseded. A broker that still has the run is left as it is.
 
-Chunks come back under names of the new founding. An owner of the former one may still be about to remove what its last
-commits superseded, by name or by tenure, and it would not know that a rebuilt head names just that.
+A process that survived the loss may have written a member record, a data ledger or a shard lease to the empty broker before us.
+It knows nothing of the run and would give numbers out twice. So a record that is behind the archive is replaced by
+compare-and-set; one that is ahead was written after the rebuild, and stays.
 
-A process that survived the loss may have written a member record, a data ledger or a shard lease to the empty broker
-before us. Such a record knows nothing of the run and would give numbers out twice. So a record that is behind the archive
-is replaced by compare-and-set: the learner is dismissed and returns above its former incarnations; the shard's owner is
-deposed and takes its lease again above every head. A record that is ahead was written after the rebuild: it stays.
-
-Member records get incarnations above every one that the ledgers, the reports or the archived records know, with room for
-incarnations that began after the checkpoint: push keys (learner, incarnation, fragment, push) stay unique for ever. All
-former incarnations count as gone, so their data leases return to the pool. Shard leases come back released, with the
-archived epoch, so that the next owner's fence is above every head. A broker that still has the run is left as it is.
+Member records get incarnations above every one that the archive knows, with room for those that began after the checkpoint:
+push keys (learner, incarnation, fragment, push) stay unique for ever. All former incarnations count as gone, so their data
+leases return to the pool. Shard leases come back released, with the archived epoch, so that the next owner's fence is above
+every head.
 """
 
 from __future__ import annotations

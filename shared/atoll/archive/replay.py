@@ -4,17 +4,15 @@
     manifests, frames ──► validated ─────┼──► RoundMerge ──► GlobalUpdate ──► digests of values and outer state = the head's?
     the version before, or an anchor ────┘
 
-Each round is examined in this order, and every check that fails names what it is about:
-
-1. A new machine is told the retained facts of a tenure (`atoll.protocol.recorder`). The same code meets the same facts, so it
+1. A new machine is given the retained facts of a tenure (`atoll.protocol.recorder`). The same code meets the same facts, so it
    commands this commit of these contributions with these weights, and this ledger (`decisions_of`).
 2. Each contribution's frame has the bytes that its manifest names, is validated as by the shard, and is what the head lists.
 3. The arithmetic (`atoll.merge.round_merge`, the shard's own) gives the digests of the head. Each tenure goes on from what was
    stored, as its owner did.
 
 A round whose inputs are not those of the run is not computed, and what stands on it is not either, until an anchor: a shard
-stored values there. The other two checks go on, so one damaged contribution hides no second one. One fragment is in memory at
-a time.
+stored values there. The other checks go on, so one damaged contribution hides no second one. One fragment is in memory at a
+time.
 """
 
 from __future__ import annotations

@@ -3,16 +3,14 @@
     RUN/rounds/FOUNDING/run.json                                    the run record
     RUN/rounds/FOUNDING/fragment-P/VERSION.EPOCH.DIGEST.json        the round that made VERSION, whose values have DIGEST;
                                                                     `.part.json` if it lacks a contribution
-    RUN/rounds/FOUNDING/facts-S/EPOCH.NUMBER.jsonl                  what the machine of shard S was told, in order: a dump in
+    RUN/rounds/FOUNDING/facts-S/EPOCH.NUMBER.jsonl                  the facts of the machine of shard S, in order: a dump in
                                                                     pieces (`atoll.protocol.recorder`)
     RUN/rounds/FOUNDING/objects/DIGEST                              frames of contributions, values and outer states
 
 A round names its base by the digest of the base's values, so rounds form chains. Two owners of a shard may both have made a
 version; the chain that leads to the newest version holds the one that became visible. Where no chain leads to the base of a
-round (the first one, or one after something was not retained), the round holds an anchor: values and outer state of the base.
-
-A shard writes the facts and the round *before* the head. So no version is visible whose round is missing, unless the archive
-was away. Nothing here is ever removed by a shard: whoever wants replays pays with room.
+round, the round holds an anchor: values and outer state of the base. A shard writes facts and round *before* the head, so no
+version is visible whose round is missing, unless the archive was away. Nothing here is ever removed by a shard.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """A small authority of the operator's own: it vouches for the brokers, and its certificate goes into every identity.
 
-A broker's certificate says under which names and addresses it is reached. Clients trust this one authority and no other, so
-a stranger's broker with a certificate of a public authority is refused, too. An operator who has an authority already brings
-its own certificates: the folder of keys holds plain PEM files.
-
-The nodes of a cluster show each other the same certificate, on both ends of a connection. So it also serves as a client's.
+Clients trust this one authority and no other, so a stranger's broker with a certificate of a public authority is refused, too.
+An operator who has an authority already brings its own certificates: the folder of keys holds plain PEM files. The nodes of a
+cluster show each other the same certificate, on both ends of a connection, so it also serves as a client's.
 """
 
 from __future__ import annotations

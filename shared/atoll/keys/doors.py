@@ -2,27 +2,20 @@
 
 Rights on subjects alone do not close a broker. A client chooses the subject to which its answer goes, and the broker does not
 check that against the client's rights: a learner that may read could have the answer stored as another learner's contribution
-(measured with nats-server 2.15; the same hole is open for the subjects of consumers). So every identity of an isolated kind has
-an *account* of its own. Accounts share no subjects; what may pass is written down, one import for each right. An answer returns
-into the account of who asked, and nowhere else. A message that came into `core` in this way goes on to nobody's import of a
-stream. So what a learner tells is also imported from its own account, by those accounts that may hear it. Within its account an
-identity has the same rights again, as permissions: so the broker says at once what it refuses, instead of leaving a request
-without an answer.
+(measured with nats-server 2.15). So every identity of an isolated kind has an *account* of its own. Accounts share no
+subjects; what may pass is written down, one import for each right, and an answer returns into the account of who asked. A
+message that came into `core` in this way goes on to nobody's import of a stream, so what a learner tells is also imported
+from its own account, by those that may hear it. Within its account an identity has the same rights again, as permissions: so
+the broker says at once what it refuses. Streams are in the account `core`, with synchronizers and operators, which are
+trusted with a whole run.
 
-Streams are in the account `core`, with synchronizers and operators, which are trusted with a whole run.
+A region has an account of its own at the hub, one for each of its keys. The names by which JetStream is called from behind a
+leaf are mapped there in words: what the server maps by itself when a leaf connects is lost when it reads its configuration
+again. Nor does it end the connection of a leaf whose account is gone (`atoll.keys.locked`).
 
-A region has an account of its own at the hub, one for each of its keys. Messages of others reach it from `core`: a leaf
-does hear what came into an account as a service. The names by which JetStream is called from behind a leaf are mapped there in
-words: what the server maps by itself when a leaf connects is lost when it reads its configuration again. Nor does it end the
-connection of a leaf whose account is gone (`atoll.keys.locked`).
-
-The nodes of a cluster let each other in by the broker's certificate itself (`routes`): each has it, shows it, and takes no
-other, of whatever authority.
-
-At the hub the account of the operator may ask all nodes what they are (`ManagingBus.nodes`); of those in it, the operator
-alone may send that question. Nothing else of the system account is open to anybody.
-
-The text is complete: whoever is not on the roll, or whose keys have expired, cannot connect. It holds public keys only.
+The nodes of a cluster let each other in by the broker's certificate itself (`routes`). At the hub the account of the operator
+may ask all nodes what they are (`ManagingBus.nodes`). The text is complete: whoever is not on the roll, or whose keys have
+expired, cannot connect. It holds public keys only.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """An identity: one file, whose holder is that learner, synchronizer, reader or operator to a broker.
 
-The file holds everything that a process needs at a locked door: the secret half of a key (Ed25519, as an nkey seed), the name
-and the run that the key stands for, and the authority that vouches for the broker. The broker keeps the public half, and asks
-for a signature over a number of its own: the secret never travels. The file also holds what signing messages takes
-(`atoll.keys.signatures`): the public half of the operator's root key, and what that root says of this identity.
-
-A secret that others can read is none, so a file that its group or the world may read is refused. Files are written with
-mode 0600. No message, log line or error shows a seed.
+It holds the secret half of a key (Ed25519, as an nkey seed), the name and the run that the key stands for, the authority that
+vouches for the broker, and what signing messages takes (`atoll.keys.signatures`). The broker keeps the public half, and asks
+for a signature over a number of its own: the secret never travels. A file that its group or the world may read is refused. No
+message, log line or error shows a seed.
 """
 
 from __future__ import annotations

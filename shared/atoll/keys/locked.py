@@ -1,16 +1,13 @@
 """A broker behind a locked door: it follows the roll.
 
-The doors are written into the broker's store as configuration, and so is what they show: the certificate and its key. Whenever
-the roll or the certificate changes, or a key ends, they are written anew and the server takes them over: it disconnects at
-once whoever is not on the roll any more, and nobody else. Only the connection of a leaf it lets stand, and sends it what it has
-subscribed to (measured with nats-server 2.15). So a hub is started again when the key of a region holds no more (`cuts_off`).
+The doors, and the certificate and key that they show, are written into the broker's store. Whenever the roll or the
+certificate changes, or a key ends, they are written anew and the server takes them over: it disconnects at once whoever is
+not on the roll any more, and nobody else. Only the connection of a leaf it lets stand (measured with nats-server 2.15), so a
+hub is started again when the key of a region holds no more (`cuts_off`).
 
 A mistake in the folder must not open or close the door. A file that cannot be used is told once, and what was there before it
 goes on: a damaged roll does not keep a key from ending, and a certificate without its key does not keep a revoked identity in.
-That is why the server reads copies in its store and never the folder itself.
-
-The nodes of a cluster read the same folder, or copies of it. Each takes a change over when it sees it. A node that does not
-know a newcomer yet refuses her, and she goes to the next.
+The nodes of a cluster read the same folder, or copies of it; one that does not know a newcomer yet refuses it.
 """
 
 from __future__ import annotations

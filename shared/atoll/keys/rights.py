@@ -1,7 +1,6 @@
 r"""The rights of each kind of identity on a broker, as subjects.
 
-A learner's own subjects end in its id or contain it at a fixed level (`atoll.wire.subjects`), so its rights are a list of
-subjects. Five verbs need five lists, because the broker treats each of them in another way:
+Five verbs need five lists, because the broker treats each of them in another way:
 
 * `stores`: messages that a stream keeps; the stream answers each once;
 * `tells`: core messages, which nobody answers;
@@ -9,21 +8,18 @@ subjects. Five verbs need five lists, because the broker treats each of them in 
 * `reads`: batched direct gets, answered by many messages;
 * `hears`: subjects that are delivered to it.
 
-A `learner` contributes, leases data and keeps its member record. It cannot delete, so chunks that it abandons stay until they
-are two hours old. It cannot ask other learners for anything: no subject of another is open to it. A learner that `founds` may
-also create the streams of a run and write version 0; whoever may do that is trusted as a synchronizer is. A `reader` reads all
-of a run and writes nothing; an `evaluator` also writes events of its measurements. Which kinds of event each may write follows
-from the table of the event log (`atoll.wire.events`), which readers ask, too. A `synchronizer` owns a run. An `operator`
-may do everything in every run.
+A `learner` contributes, leases data and keeps its member record, on subjects that contain its id. It can neither delete nor ask
+other learners for anything. One that `founds` may also create the streams of a run and write version 0; whoever may do that is
+trusted as a synchronizer is. A `reader` reads all of a run and writes nothing; an `evaluator` also writes events of its
+measurements. A `synchronizer` owns a run. An `operator` may do everything in every run.
 
 A `region` is the broker of a region (`atoll.bus.regions`): at the hub it may do what learners and readers of its run may do
-together, for whom it does it, and copy the global stream, to subjects of its own. Nothing that it writes itself is believed.
-Its name is the region's, so it hears what shards ask this region, and no other. It writes on the subjects of those learners
-alone that the roll has in it, and of those of which it does not say where they are (`carried`).
+together, and copy the global stream, to subjects of its own. Nothing that it writes itself is believed. It hears what shards
+ask the region of its name, and writes for those learners alone that the roll does not place elsewhere (`carried`).
 
 A `premerger` is the synchronizer of a region (`atoll synchronizer --region`): it hears what shards ask its region, answers,
-stores sums, and reads what they are made of. At its region's leaf those are the chunks that stay there, at the hub all
-contributions. It can neither queue a manifest, nor write a head, nor change a stream. Its name says which region is its own.
+stores sums, and reads what they are made of: at its leaf the chunks that stay there, at the hub all contributions. It can
+neither queue a manifest, nor write a head, nor change a stream. Its name says which region is its own.
 """
 
 from __future__ import annotations

@@ -6,11 +6,9 @@
     root.key                         the key that vouches for every identity's signatures; secret, and none of the broker's
     identities/<run>/<name>.toml     what is handed to its holder, and may be deleted then
 
-The broker reads `roll.json` and its own certificate, and never an identity or the root: those need not be on its host. It looks
-at the roll all the time: a change of it takes effect at once, for those that are connected, too.
-
-Each change reads the roll, changes it and writes it whole, while no other process may (`lock`). Replacing a key leaves the old
-one valid for a while, so that a learner that trains can be given the new one in peace.
+The broker reads `roll.json` and its own certificate, and looks at the roll all the time: a change takes effect at once.
+Identities and the root need not be on its host. Each change reads the roll, changes it and writes it whole, under a lock.
+Replacing a key leaves the old one valid for a while, so that a learner that trains can be given the new one in peace.
 """
 
 from __future__ import annotations

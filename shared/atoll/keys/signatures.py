@@ -2,26 +2,24 @@
 
     root key ──signs──► voucher (name, kind, run, public key) ──► key of an identity ──signs──► message for a subject
 
-The operator's folder holds the root key, and every identity file its public half: that is all a reader needs to trust. An
-identity also holds its voucher, and sends it along with each message, so readers need no roll.
-
-A signature is one line behind the message:
+An identity sends its voucher along with each message, so readers need no roll. A signature is one line behind the message, in
+base64 without padding:
 
     signed:<voucher>.<signature of the voucher by the root>.<signature of the message>
 
-in base64 without padding. The signature covers the subject, so a message moved to another run, learner, fragment or shard is
-refused. It covers the founding of the run, so nothing passes from a run to a later one of the same id. A message that is
-repeated where it was meets the versions, epochs and push numbers that refuse it on an open run, too. A reader asks of the
-voucher what the broker asks of a connection (`atoll.keys.rights`): one table says who may write where.
+It covers the subject, so a message moved to another run, learner, fragment or shard is refused, and the founding of the run,
+so nothing passes to a later run of the same id. A message that is repeated where it was meets the versions, epochs and push
+numbers that refuse it on an open run, too. A reader asks of the voucher what the broker asks of a connection
+(`atoll.keys.rights`).
 
-The key that signs is not the key that opens the broker's door, but derived from it. At the door an identity signs a number that
-the broker chooses. A broker that chooses a message as its number must not get a signature of that message.
+The key that signs is derived from the one that opens the broker's door. At the door an identity signs a number that the broker
+chooses, and a broker that chooses a message as its number must not get a signature of that message.
 
-A voucher may have an end. The broker lets nobody in after it, and readers believe nothing that is said then. A stored one was
-let in before, and stays true: the record of a run must outlive the key of its founder.
+After a voucher's end the broker lets nobody in, and readers believe nothing that is said live. What is stored was let in
+before, and stays true: the record of a run must outlive the key of its founder.
 
-Limits of signatures: they do not hide anything; a reader without memory can be shown an old head; a key that is revoked is
-unknown to the broker, yet to readers its voucher holds until it ends. All signatures are Ed25519 (RFC 8032).
+Limits: signatures hide nothing; a reader without memory can be shown an old head; a key that is revoked is unknown to the
+broker, yet to readers its voucher holds until it ends. All signatures are Ed25519 (RFC 8032).
 """
 
 from __future__ import annotations

@@ -1,18 +1,15 @@
 """A blob as the pieces in which it travels, and the progress of its transfer.
 
-A blob is stored as one message per piece. A sender has all its bytes in memory (`Cut`), or makes each piece when it is
-due (a frame that is encoded segment by segment, `atoll.codec`). So a large fragment is never in memory as a whole, and
-encoding, sending and storing overlap. The `Upload` belongs to the sender and hands pieces down to the bus one after the
-other. A piece that is made twice must have the same bytes, since a retry makes it again.
-
-`Upload` and `Download` remember which pieces are there. After a failure the caller gives them to the same bus or to
-another, and they continue: acknowledged pieces are not sent again, used pieces are not read again. The digest of a blob
-is that of the digests of its pieces, so either side can form it in any order:
+A sender has all bytes of a blob in memory (`Cut`), or makes each piece when it is due (a frame that is encoded segment by
+segment, `atoll.codec`), so encoding, sending and storing overlap. A piece that is made twice must have the same bytes, since a
+retry makes it again. `Upload` and `Download` remember which pieces are there. After a failure the caller gives them to the same
+bus or to another, and they continue. The digest of a blob is that of the digests of its pieces, so either side can form it in
+any order:
 
     digest = hash(hash(piece 0) | hash(piece 1) | ...)
 
-`hash` is xxh3-128, which finds every accident. Where messages are signed it is BLAKE3 (`Upload.collision_free`): who has
-the store must not be able to make other bytes of the same digest. A reader tells the two apart by their length.
+`hash` is xxh3-128, which finds every accident. Where messages are signed it is BLAKE3 (`Upload.collision_free`): who has the
+store must not be able to make other bytes of the same digest. A reader tells the two apart by their length.
 """
 
 from __future__ import annotations

@@ -1,20 +1,16 @@
 """Events of the event log: one struct for each kind, which its writer fills and every reader takes, and who may write it.
 
-A struct here is the whole declaration of an event: its kind, its writers, its fields with their types and units. The writer
-builds it (`log_entry`), and views, stories, metrics, taps, their schemas and the rights of identities follow from it. An event
-lacks none of its fields and may have more. Every number, text and table has a bound (`atoll.base.quantities`), for readers add
-up, print and draw what stands here. A bound is never narrower than what the writer may honestly write: a shard writes down
-what learners claim, so a narrower bound would let a learner make the event of a whole round unreadable. Sums over a round are
-`Total`, and times that a shard works out are a `Figure`.
+A struct here is the whole declaration of an event: views, stories, metrics, taps, their schemas and the rights of identities
+follow from it. An event lacks none of its fields and may have more. Every number, text and table has a bound, which is never
+narrower than what the writer may honestly write: a shard writes down what learners claim, so a narrower bound would let a
+learner make the event of a whole round unreadable. Sums over a round are `Total`, and times that a shard works out a `Figure`.
 
-The event log is not signed (`atoll.bus.signed`). On a locked broker a learner may write below its own name only, on an open
-broker anybody writes anywhere. So the subject of an event, `ev.<kind>.<who>`, is what a broker vouches for, and its body is a
-claim. A reader takes an event through `event_of`, and only there:
+The event log is not signed (`atoll.bus.signed`). The subject of an event, `ev.<kind>.<who>`, is what a locked broker vouches
+for, and its body is a claim. A reader takes an event through `event_of`, and only there:
 
 * The body names the kind and the writer of its subject. If it names others, it is a forgery.
 * A kind has few writers, and names tell most of them apart: `shard-<number>`, `evaluator`, everybody else.
-* Its time is a claim as well, and readers compare the times of all writers. So the broker's clock, which dates every message
-  that it stores, bounds it.
+* Its time is a claim as well, so the broker's clock, which dates every message that it stores, bounds it.
 
 A kind that is not declared here is of a later release: it passes, and its reader skips it.
 

@@ -1,19 +1,15 @@
 """The byte ledger's arithmetic: the traffic of one link, and what data-parallel training would have sent over it.
 
-A link connects one process with its broker: for a learner the wide area, for a synchronizer often the inside of a hub.
-Everything is counted twice on its way, by the code that knows its meaning and by the sockets. Each set contains the one
-before:
+A link connects one process with its broker. Everything is counted twice on its way, by the code that knows its meaning and by
+the sockets. Each set contains the one before:
 
     frames   contributions, deltas, keyframes: parameters as they travel, with scales and headers, also inside a manifest
     blobs    and outer state, fragment ledgers, lent optimizers
     payload  and manifests, heads, leases, heartbeats, the event log: all that a caller gave to the bus
     wire     and subjects, headers, acknowledgements, requests, resent data: all that the sockets carried
 
-Overhead is wire less payload. Counters begin at 0 with the bus of a process. So a process that comes back is a new link
-under an old name, and sums over incarnations are sums over links. Nothing here reads a clock.
-
-Data-parallel training reduces the whole gradient in every step, by a ring over M sites. Each site sends (and reads)
-2 (M-1)/M of it.
+Counters begin at 0 with the bus of a process. So a process that comes back is a new link under an old name, and sums over
+incarnations are sums over links. Nothing here reads a clock.
 """
 
 from __future__ import annotations
