@@ -72,7 +72,6 @@ def _row(parameter: Any) -> str:  # noqa: ANN401  (as above)
 
 
 def _kind(parameter: Any) -> str:  # noqa: ANN401  (as above)
-    """Return what a value of the parameter is, in a word."""
     annotation = getattr(getattr(parameter, "type_descriptor", None), "annotation", str)
     words = {str: "text", int: "integer", float: "number", Path: "path"}
     found = [words[part] for part in (annotation, *get_args(annotation)) if isinstance(part, type) and part in words]

@@ -117,7 +117,6 @@ def _default(shape: dict[str, Any]) -> str:
 
 
 def _kind(shape: dict[str, Any]) -> str:
-    """Return a JSON Schema type in a few words."""
     if "$ref" in shape:
         name = shape["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})" if name in messages() else name
@@ -151,7 +150,6 @@ def subjects_page() -> str:
 
 
 def _pattern(maker: ast.FunctionDef) -> str:
-    """Return the subject that a method makes, with its arguments in angle brackets."""
     returned = [node.value for node in ast.walk(maker) if isinstance(node, ast.Return) and node.value is not None]
     if len(returned) != 1 or not isinstance(returned[0], ast.JoinedStr):
         return "several"

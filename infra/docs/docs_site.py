@@ -75,7 +75,6 @@ machine and the commit. [How to ask a question of your own](../how-to/experiment
 
 
 def _opening(text: str) -> tuple[str, str]:
-    """Return the title of a page and its first paragraph."""
     lines = text.split("\n")
     return lines[0].removeprefix("# "), summary("\n".join(lines[1:]).strip())
 
@@ -102,7 +101,6 @@ def stage(root: Path, pages: Path) -> None:
 
 
 def _written(root: Path) -> list[str]:
-    """Return the pages that people write, as paths in the repository."""
     inside = sorted(str(path.relative_to(root)) for path in (root / "docs").rglob("*.md"))
     return [*ROOT_PAGES, *inside]
 
@@ -172,7 +170,6 @@ def serve() -> int:
 
 
 def _newest() -> float:
-    """Return when a page was last changed."""
     watched = [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in ROOT_PAGES)]
     return max(path.stat().st_mtime for path in watched)
 

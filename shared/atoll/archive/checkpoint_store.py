@@ -83,7 +83,6 @@ class CheckpointStore:
         return {CheckpointObject(digest, name.size_bytes) for digest, name in self._stored(shard)}
 
     def _stored(self, shard: int) -> list[tuple[str, Name]]:
-        """Return what we may have written for a shard: digests and names. Nothing else there is ours."""
         folder = f"{self.run}/shard-{shard}/"
         found = [(name.path.removeprefix(folder), name) for name in self.object_store.names(folder[:-1])]
         return [(digest, name) for digest, name in found if _DIGEST.fullmatch(digest)]
@@ -206,7 +205,6 @@ class CheckpointStore:
         return list(found.values())
 
     def _look_at(self, part: Part) -> Look | None:
-        """Read one manifest; return None if another shard has just removed it."""
         try:
             return Look(part, self._objects_of(part))
         except CheckpointError as error:
@@ -342,7 +340,6 @@ def _tell(refused: list[Look]) -> None:
 
 
 def _needed(found: Iterable[Look]) -> set[str] | None:
-    """Return the digests that manifests name, None when one of them may name anything."""
     needed: set[str] = set()
     for seen in found:
         if seen.objects is None:

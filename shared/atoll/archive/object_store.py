@@ -315,7 +315,6 @@ def _no_file(where: str, path: str) -> CheckpointError:
 
 
 def _unless_nothing_is_there(error: OSError) -> None:
-    """Pass over a folder that is not there, or that is none of ours to read."""
     if not isinstance(error, (FileNotFoundError, NotADirectoryError, PermissionError)):
         raise error
 

@@ -176,7 +176,6 @@ def _record(checkpoint: RunCheckpoint, manifests: list[Manifest], now_s: float) 
 
 
 async def _claim(bus: Bus, record: RunRecord) -> RunRecord:
-    """Write the run record, or return the one that another process wrote first."""
     try:
         await bus.put_record(record.subjects.run_record, encode(record), expected=0, info={"run": record.run})
     except RecordConflict:
@@ -216,7 +215,6 @@ def reports_of(manifests: list[Manifest]) -> Ledger:
 
 
 async def _restore_records(bus: Bus, run: RunRecord, manifests: list[Manifest], clock: Clock) -> None:
-    """Write member records, data leases and shard leases where none exist, or where the existing ones know less."""
     for learner, incarnation in sorted(_incarnations(manifests).items()):
         member = Member(
             learner=learner,
@@ -259,7 +257,6 @@ async def _restore_records(bus: Bus, run: RunRecord, manifests: list[Manifest], 
 
 
 def _incarnations(manifests: list[Manifest]) -> dict[str, int]:
-    """Return the highest incarnation of every learner that a record, a report or (through reports) the ledgers know."""
     highest: dict[str, int] = {}
     for manifest in manifests:
         known = [(member.learner, member.incarnation) for member in manifest.members]

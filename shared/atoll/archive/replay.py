@@ -163,7 +163,6 @@ class RunReplay:
     def _replayed(
         self, name: RoundName, made: RetainedRound | None, fault: Difference, standing: _Standing
     ) -> ReplayedRound:
-        """Replay a round of a chain, which could not be read if it is None, on what `standing` has."""
         if made is not None:
             standing.enter(made.epoch, self._update(name.fragment))
             return self._round(made, standing)
@@ -190,7 +189,6 @@ class RunReplay:
         return iter(reversed(chain))
 
     def _round(self, made: RetainedRound, standing: _Standing) -> ReplayedRound:
-        """Replay one round on what `standing` has, and move that on."""
         head = made.head
         decided = self._undecided(made)
         merge = RoundMerge(self.run.protocol, head.fragment, self.run.layout.slices(head.fragment))
@@ -242,7 +240,6 @@ class RunReplay:
         return found
 
     def _stand(self, made: RetainedRound, standing: _Standing) -> list[Difference]:
-        """Take the round's anchor, if it has one; return what is wrong with its base."""
         base = made.head.version - 1
         if made.anchor is not None:
             try:
@@ -283,7 +280,6 @@ class RunReplay:
         return frame.vector, validated_norms(frame.norms(), slices, manifest.norms, protocol.norm_max)
 
     def _undecided(self, made: RetainedRound) -> list[Difference]:
-        """Return in what the machine, told the same facts, decides otherwise."""
         tenure, place = (made.shard, made.epoch), (made.head.fragment, made.head.version - 1)
         decisions = self._decisions.get(tenure)
         # The facts of a tenure that goes on are read once more when a round comes that is newer than they are.

@@ -435,7 +435,6 @@ class MemoryBus:
         return self._broker.streams[plan.name]
 
     async def _give_way(self) -> None:
-        """Let other tasks run, as a network would; refuse after `close`."""
         await asyncio.sleep(0)
         if self._closed:
             raise BrokerUnavailable("the bus is closed", todo="open a new one")

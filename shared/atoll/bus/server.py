@@ -465,7 +465,6 @@ class EmbeddedBroker:
         return config
 
     def _spawn(self, command: list[str]) -> None:
-        """Start the process from a thread that stays until it has ended."""
         self._log_begins = self.log_path.stat().st_size if self.log_path.exists() else 0
         if sys.platform == "linux":
             shim = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
@@ -554,7 +553,6 @@ class EmbeddedBroker:
         ) from error
 
     def _end(self, how: signal.Signals) -> None:
-        """Signal the server, wake it if it is stopped, and wait; force after `STOP_S`."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -736,7 +734,6 @@ class LogReader:
         return seen.st_ino, seen.st_size
 
     def _rest_of_rotated(self) -> str:
-        """Return the end, as far as we have not read it, of the file that the log was before."""
         for former in self._path.parent.glob(f"{self._path.name}.*"):
             try:
                 if former.stat().st_ino == self._file:

@@ -191,7 +191,6 @@ class SignedBus(ForwardingBus):
         return self._signing.sign(subject, data, await self._founding_of(subject)) if is_signed(subject) else data
 
     async def _founding_of(self, subject: str, *, live: bool = False) -> str:
-        """Return the founding that a signature for `subject` covers: of the run record none, for it is what tells."""
         if subject == self._subjects.run_record:
             return ""
         if not self._founding.nonce:
@@ -199,7 +198,6 @@ class SignedBus(ForwardingBus):
         return self._founding.nonce
 
     async def _is_refounded(self, founding: str, *, live: bool) -> bool:
-        """Return whether the run has another founding by now than `founding`; look for it now and then only."""
         now_s = asyncio.get_running_loop().time()
         if founding and now_s - self._founding.looked_s > LOOK_AGAIN_S:
             self._founding.looked_s = now_s
@@ -228,8 +226,6 @@ class SignedBus(ForwardingBus):
 
 @dataclass(frozen=True, slots=True)
 class _SignedConsumer:
-    """A consumer whose deliveries' signatures are off."""
-
     consumer: Consumer
     bus: SignedBus
     wanted: str
@@ -258,8 +254,6 @@ class _SignedConsumer:
 
 @dataclass(frozen=True, slots=True)
 class _SignedSubscription:
-    """A subscription whose messages' signatures are off."""
-
     heard: Subscription
     bus: SignedBus
     wanted: str

@@ -88,19 +88,16 @@ class SpreadBus(ForwardingBus):
                 await bus.close()
 
     async def _look(self, record: bytes) -> None:
-        """Learn from a run record that passes; one that cannot be read is its reader's trouble."""
         with contextlib.suppress(PeerMisbehaved):
             await self._learn(decode(RunRecord, record).bulk)
 
     async def _brokers(self) -> int:
-        """Return how many brokers there are; 1 as long as the run is not founded."""
         if self._addresses is None:
             with contextlib.suppress(RunReplaced):  # the home has no streams of this run
                 await self.get_record(self._run_record)
         return 1 + len(self._addresses or ())
 
     async def _bus(self, number: int) -> Bus:
-        """Return the bus to one of the brokers; raise `BrokerUnavailable` if it is away when it is needed first."""
         if number == HOME:
             return self._inner
         if number not in self._further:

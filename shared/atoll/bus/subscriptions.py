@@ -63,7 +63,6 @@ class BufferedSubscription:
             self._loop.call_soon_threadsafe(self._news.set)
 
     def _take(self) -> CoreMessage | None:
-        """Return the oldest core message; without one, arm the wake-up."""
         with self._lock:
             if self._waiting:
                 return self._waiting.pop()
@@ -87,7 +86,6 @@ class BufferedSubscription:
         return core_message
 
     async def __aiter__(self) -> AsyncIterator[CoreMessage]:
-        """Iterate until `close`."""
         began_s, taken = self._loop.time(), 0
         while True:
             core_message = self._take()

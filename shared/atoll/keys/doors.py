@@ -164,14 +164,12 @@ def remote(hubs: Sequence[str], seed: str, authority: Path) -> str:
 
 
 def _isolated_entrants(entrants: Sequence[Entrant], *, at_hub: bool) -> list[Entrant]:
-    """Return the entrants with accounts of their own; at the hub also each region, once for each of its keys."""
     isolated = [one for one in entrants if one.kind in ISOLATED and one.keys]
     regions = [one for one in entrants if one.kind == "region"] if at_hub else []
     return isolated + [replace(region, keys=(key,)) for region in regions for key in region.keys]
 
 
 def _granted(one: Entrant, entrants: Sequence[Entrant], domain: str) -> Rights:
-    """Return the rights of an isolated entrant at this broker; a region carries those of the learners in it."""
     rights = rights_of(one.kind, one.run, one.name, founds=one.founds)
     if one.kind == "region":
         learners = [other.name for other in entrants if other.run == one.run and other.may_be_in(one.name)]
@@ -191,7 +189,6 @@ def _system() -> str:
 
 
 def _core(users: Sequence[str], granted: dict[str, Rights], *, asks_nodes: bool) -> str:
-    """Return the account of the streams; it exports each right to those accounts that have it."""
     services, answers, streams = _by_subject(granted)
     exports = [
         *(f"{{ service: {_text(subject)}, accounts: {_list(to)} }}" for subject, to in services.items()),
@@ -241,7 +238,6 @@ def _apart(everybody: Sequence[Entrant], granted: dict[str, Rights]) -> dict[str
 
 
 def _isolated(one: Entrant, apart: Apart) -> str:
-    """Return the account of one identity, which imports its rights and exports what it tells to who may hear that."""
     rights = apart.rights
     imports = [
         f"{{ {what}: {{ account: {CORE}, subject: {_text(subject)} }} }}"

@@ -179,7 +179,6 @@ class LockedDoor:
         return roll
 
     def _door_files(self, now_s: float) -> dict[Path, str]:
-        """Return what the files of the door shall hold now, by path, the configuration last."""
         self._entrants, self._until_s = self._roll.entrants(now_s), self._roll.next_end_s(now_s)
         certificate, key = self._store / CERTIFICATE, self._store / KEY
         files = {key: self._shown.key, certificate: self._shown.certificate}

@@ -88,7 +88,6 @@ def signing_public(seed: str) -> str:
 
 
 def _signing_key(seed: str) -> Ed25519PrivateKey:
-    """Return the key that signs messages: derived, one way, from the one that opens the door."""
     secret = bytes(nkeys.decode_seed(seed.encode())[1])
     return Ed25519PrivateKey.from_private_bytes(
         hashlib.blake2b(secret, digest_size=KEY_BYTES, person=_PURPOSE).digest()
@@ -143,7 +142,6 @@ class IdentitySignatures:
         return message
 
     def _checked_voucher(self, claims: str, signature: str) -> Voucher:
-        """Return a voucher that the root signed; raise `PeerMisbehaved` otherwise. Those that are known cost nothing."""
         try:
             told = _bytes(claims)
             self._root.verify(_bytes(signature), _OF_VOUCHER + told)

@@ -270,5 +270,4 @@ async def whole(source: Source, download: Download) -> bytes:
 
 
 def _hash(data: Buffer, *, collision_free: bool) -> bytes:
-    """Return the hash of a piece, or of the hashes of all; see the module."""
     return blake3.blake3(data).digest() if collision_free else xxhash.xxh3_128_digest(data)

@@ -147,7 +147,6 @@ class Subjects:
     prefix: str = field(init=False)
 
     def __post_init__(self) -> None:
-        """Refuse a run id that cannot be a subject token."""
         object.__setattr__(self, "prefix", f"atoll.{token(self.run, 'run id')}")
 
     def contribution_stem(self, learner: str, fragment: int, incarnation: int, push: int, nonce: str) -> str:

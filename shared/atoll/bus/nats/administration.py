@@ -318,12 +318,12 @@ class BrokerProbe:
     async def _measure_hub_link(self) -> HubLinkMeasured:
         """Ask the more questions at once the more were answered: a slow link must not be full of ours for long."""
         loop, asking = self._connection.loop, set[asyncio.Task[float]]()
-        echo_s = min([await self._asked_s(b"") for _ in range(ECHOES)])
+        echo_s = min([await self._answer_time_s(b"") for _ in range(ECHOES)])
         began_s, sent, answered = loop.time(), 0, 0
         try:
             while asking or not sent:
                 while sent < HUB_PIECES_MAX and len(asking) <= answered and loop.time() - began_s < SENDING_S:
-                    asking.add(asyncio.create_task(self._asked_s(bytes(HUB_PIECE_BYTES))))
+                    asking.add(asyncio.create_task(self._answer_time_s(bytes(HUB_PIECE_BYTES))))
                     sent += 1
                 done, asking = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
                 answered += len([task.result() for task in done])
@@ -333,8 +333,7 @@ class BrokerProbe:
         bytes_moved = HUB_PIECE_BYTES * answered
         return HubLinkMeasured(echo_s, 8 * bytes_moved / max(1e-6, loop.time() - began_s - echo_s), bytes_moved)
 
-    async def _asked_s(self, body: bytes) -> float:
-        """Return how long JetStream took to answer what it is, asked with a body that it does not read."""
+    async def _answer_time_s(self, body: bytes) -> float:
         began_s = self._connection.loop.time()
         with contextlib.suppress(ApiRefusal):
             await self._jetstream.request(f"{self._jetstream.root}.INFO", body, timeout_s=DRAINING_S)

@@ -233,7 +233,6 @@ class JetStreamBus:
             )
 
     async def _read_page(self, stream: str, download: Download, page: list[int]) -> Portion:
-        """Read one page in the connection's loop, in its turn; a small blob takes nobody's."""
         if download.is_small:
             return await blobs.read_page(repeat(self._jetstream), self._connection, stream, download, page)
         async with self._bulk.pages:

@@ -50,7 +50,6 @@ class FrameParser(Parser):
     """Takes what `SocketTransport.read` returns."""
 
     def __init__(self, client: Client, *, keeps_buffers: bool) -> None:
-        """Dispatch to `client`; large payloads as they are, or as `bytes`."""
         super().__init__(client)
         self._keeps_buffers = keeps_buffers
 
@@ -133,7 +132,6 @@ class WireClient(Client):
             await super()._process_msg(sid, subject, reply, data, headers)
 
     def _take_message(self, message: Message) -> bool:
-        """Hand a message over from the transport; return whether anybody hears it."""
         if message.sid not in self._hearers:
             return False
         payload: Any = self._ps.payload(message)
@@ -242,7 +240,6 @@ class WireClient(Client):
         payload_size: int,
         headers: dict[str, Any] | None,
     ) -> None:
-        """Queue it behind pending data, a large payload as a piece of its own, and wait until that is gone."""
         wire = self.wire
         if wire is None:
             await super()._send_publish(subject, reply, bytes(payload), payload_size, headers)

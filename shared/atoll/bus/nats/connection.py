@@ -293,7 +293,6 @@ class Connection:
         timeout_s: float,
         moves: Callable[[], bool] | None,
     ) -> None:
-        """Publish; if that has to wait, for no longer than `timeout_s` without movement or the loss of the connection."""
         at_once = client.sends_at_once(len(payload))
         try:
             await (sending if at_once else bounded(sending, timeout_s, self.lost, moves=moves))
@@ -319,7 +318,6 @@ class Connection:
         return key
 
     async def _confirm(self, subject: str) -> None:
-        """Return once the broker has registered what was sent to `subject`; raise `AccessDenied` if it refused that."""
         with self.admission.denial(subject) as denied:
             await self.echo(self.options.try_s)
         if denied.done():
@@ -344,7 +342,6 @@ class Connection:
             self._answers.forget(subject)
 
     async def _build(self) -> None:
-        """Connect a fresh client, subscribe it to all that is registered, and declare it up."""
         client = WireClient(
             self.stats,
             keeps_buffers=self.is_bulk,
@@ -449,7 +446,6 @@ class Connection:
         await asyncio.gather(*(each._close() for each in (self, *self._branches)))  # noqa: SLF001  # our own kind
 
     async def _close(self) -> None:
-        """End what makes clients, then close the last one; a broker that does not let it go is left."""
         self._stopped = True
         self.stats.regain(id(self), self.loop.time())
         await ended(self._tasks)
@@ -704,7 +700,6 @@ class ConnectionLoop:
     """
 
     def __init__(self, name: str, *, own_thread: bool) -> None:
-        """Start a thread, or take the running loop."""
         self._thread = LoopThread(f"bus-{name}") if own_thread else None
         self.loop = asyncio.get_running_loop() if self._thread is None else self._thread.loop
         self._callers: set[asyncio.Task[Any]] = set()
@@ -823,7 +818,6 @@ async def watch(connection: Connection) -> None:
 
 
 def _is_busy(connection: Connection, before: Movement) -> bool:
-    """Return whether anything came in since `before`, or a queue that still stands was worked on."""
     sent, received, answers = connection.moved()
     came = received - before[1] >= MOVED[1] or answers != before[2]
     return came or (sent != before[0] and connection.queued > 0)

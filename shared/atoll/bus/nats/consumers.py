@@ -90,8 +90,6 @@ class PullRequest:
 
 
 class _Reader(msgspec.Struct):
-    """One of JetStream's list of consumers."""
-
     name: str
     config: dict[str, Any]
 
@@ -100,7 +98,6 @@ class QueueConsumer:
     """A `Consumer` over JetStream; built by `open_consumer`."""
 
     def __init__(self, jetstream: JetStream, stream: str, config: dict[str, Any], *, takeover: bool) -> None:
-        """Remember what to create and where to pull; after a takeover a lost consumer is never created again."""
         self._takeover = takeover
         self.connection: Connection = jetstream.connection
         self._jetstream = jetstream
@@ -228,7 +225,6 @@ class QueueConsumer:
         return delivery
 
     async def _pull(self, left_s: float) -> Msg | None:
-        """Ask for messages, unless that was done; return the first that arrives within `left_s`, or None."""
         standing = await self._ask(left_s)
         deadline = min(self.connection.loop.time() + left_s, standing.until_s) + _GRACE_S
         while True:
@@ -257,7 +253,6 @@ class QueueConsumer:
             wake()
 
     async def _arrival(self, wait_s: float, lost: asyncio.Future[None]) -> None:
-        """Return once something has arrived, the time is up or the connection is lost."""
         loop = self.connection.loop
         news: asyncio.Future[None] = loop.create_future()
 
@@ -375,6 +370,5 @@ async def _remove_readers(jetstream: JetStream, stream: str, subject_filter: str
 
 
 def _place(reply: str) -> str:
-    """Return the place in its stream of the delivery that is settled at `reply`, as it stands there."""
     levels = reply.split(".")
     return levels[5] if len(levels) == _ACK_LEVELS[0] else levels[7]

@@ -274,7 +274,6 @@ class JetStream:
                 await patience.after(f"{self.root}.DIRECT.GET.{stream}", reason)
 
     def _stored_event(self, message: Msg, subject: str) -> StoredEvent | None:
-        """Return what a direct get of `subject` found; raise `Unanswered` for an answer that is none of JetStream's."""
         headers = message.headers or {}
         if headers.get(STATUS) == "404":
             return None
@@ -490,6 +489,5 @@ async def walk(jetstream: JetStream, stream: str, subject_filter: str, *, after:
 
 
 async def _next(jetstream: JetStream, stream: str, subject_filter: str, after: int) -> list[StoredEvent]:
-    """Return the next message that matches as the leader has it; none if it was removed meanwhile."""
     message = await stored_message(jetstream, stream, {"seq": after + 1, "next_by_subj": subject_filter})
     return [] if message is None else [StoredEvent(message.seq, message.subject, message.data, unix_s(message.time))]

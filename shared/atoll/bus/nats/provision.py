@@ -138,7 +138,6 @@ async def check_broker(jetstream: JetStream, url: str) -> None:
 
 
 def _no_jetstream(url: str, connection: Connection, reason: Unanswered | ApiRefusal) -> BrokerUnavailable:
-    """Return the error for a broker without JetStream, a leaf without its hub, or nodes of which too few see each other."""
     if is_region(connection.domain):
         return BrokerUnavailable(
             f"the broker at {url} is the leaf of a region, and its hub does not answer",
@@ -212,7 +211,6 @@ async def fit(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefix: str) 
 
 
 async def _update(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) -> bool:
-    """Give a stream that exists these fields of its configuration; return whether that changed it."""
     try:
         found = read_field(await jetstream.api(f"STREAM.INFO.{name}"), dict[str, Any], "config")
         if not differences(wanted, found):
@@ -252,7 +250,6 @@ async def _create(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) ->
 
 
 async def _is_there(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) -> bool:
-    """Return whether a stream exists; raise `SettingsError` if it is not as `wanted`."""
     try:
         found = read_field(await jetstream.api(f"STREAM.INFO.{name}"), dict[str, Any], "config")
     except Unanswered as reason:
@@ -289,7 +286,6 @@ async def _appears(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) -
 
 
 async def _no_room(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefix: str) -> StorageFull:
-    """Return the error of a broker that cannot take the bounds of these streams, with what it says of its room."""
     wanted = sum(plan.bytes_max for plan in plans)
     account: Mapping[str, Any] = {}
     with contextlib.suppress(ApiRefusal, BrokerUnavailable):
@@ -410,7 +406,6 @@ async def bring_together(jetstream: JetStream, streams: Sequence[str], queue: st
 
 
 def _nodes_ready(cluster: Mapping[str, Any]) -> set[str]:
-    """Return the nodes that could lead one group at once: its leader, and those that have all that it has."""
     copies = cluster.get("replicas") or []
     caught_up = {str(copy.get("name")) for copy in copies if copy.get("current") and not copy.get("offline")}
     return caught_up | {str(cluster["leader"])} if cluster.get("leader") else set()

@@ -86,7 +86,6 @@ class RegionBus(ForwardingBus):
     # --- what the leaf keeps ----------------------------------------------------------------------------------------
 
     async def _is_run_kept(self) -> bool:
-        """Return whether the region keeps this run, and say now and then that it is wanted."""
         async with self._asking:
             now_s = asyncio.get_running_loop().time()
             if now_s - self._asked_s >= (ASK_AGAIN_S if self._is_kept else ASK_SOON_S):
@@ -138,7 +137,6 @@ class RegionBus(ForwardingBus):
                 yield portion
 
     async def _kept_pieces(self, here: Download) -> AsyncGenerator[Portion]:
-        """Yield what stays at the leaf of a contribution; what is elsewhere is the shard's to read."""
         try:
             async with contextlib.aclosing(self._leaf.pieces(here)) as pieces:
                 async for portion in pieces:
@@ -147,7 +145,6 @@ class RegionBus(ForwardingBus):
             raise BlobGone("this region keeps nothing of the run yet", got=here.ref.stem) from None
 
     async def _mirror_pieces(self, download: Download) -> AsyncGenerator[Portion]:
-        """Yield pieces from the mirror until there are all, or it is not worth waiting for the others."""
         now_s = asyncio.get_running_loop().time
         seen: object = None
         needed, since_s = None, now_s()
@@ -229,7 +226,6 @@ class RegionBus(ForwardingBus):
             return None
 
     async def _is_through(self, sending: asyncio.Task[object]) -> bool:
-        """Return True once `sending` is done, False once the hub was away for `AWAY_LOOKS` looks in a row."""
         looks = 0
         while looks < AWAY_LOOKS:
             done, _ = await asyncio.wait({sending}, timeout=LOOK_S)

@@ -161,7 +161,6 @@ class KeptRun:
                 await self._near.api(f"STREAM.DELETE.{name}")
 
     async def _waiting(self) -> int:
-        """Return how many messages wait: in the outbox, or as chunks for which a shard may yet ask."""
         streams = [await self._near.stream_info(name) for name in (self._outbox.name, self._kept.name)]
         return sum(read_field(each, int, "state", "messages") for each in streams if each is not None)
 
@@ -193,7 +192,6 @@ class KeptRun:
             log.debug("region.not_sent", run=self.run, stem=stem, reason=str(reason))
 
     async def _send_kept(self, stem: str) -> int:
-        """Send the chunks that stay here of the contribution `stem` to the hub; return how many there are."""
         if await self._near.stream_info(self._kept.name) is None:
             return 0
         here, sent, after = self._subjects.kept(self._domain, stem), 0, 0
@@ -224,7 +222,6 @@ class KeptRun:
         return window
 
     async def _send(self, message: StoredRecord) -> None:
-        """Store one message at the hub; what the hub can never take is dropped."""
         subject = f"{self._subjects.prefix}{message.subject.removeprefix(self._subjects.outbox(self._domain))}"
         headers = headers_of(message)
         kept = {name: value for name, value in headers.items() if name == _ID or not name.startswith(_OURS)}
@@ -263,7 +260,6 @@ class RegionKeeper:
     """Serves the runs of a region, in a thread of its own; usable from any thread."""
 
     def __init__(self, url: str, credentials: Credentials | None = None) -> None:
-        """Prepare for the leaf at `url`; `start` does the work."""
         options = BusOptions(patience_s=_CONNECT_S, credentials=credentials)
         self._connection = Connection(url, "region-keeper", options, BusStats())
         self._bulk = blobs.bulk_connections(self._connection)
@@ -301,7 +297,6 @@ class RegionKeeper:
         await self._hub.watch()
 
     async def _hear(self) -> None:
-        """Hear what processes of the region ask for, and what shards say of the chunks that stay here."""
         mine = f"atoll.*.rg.{self._connection.domain}"
         await self._connection.subscribe(mine, self._on_message(self._serve_run))
         await self._connection.subscribe(f"{mine}.kept", self._on_message(self._serve_chunks))
@@ -331,8 +326,6 @@ class RegionKeeper:
         self._runs.pop(kept.run, None)
 
     def _on_message(self, answer: Callable[[Msg], Coroutine[Any, Any, None]]) -> Callable[[Msg], None]:
-        """Return what is done on a message: `answer` it in a task of its own."""
-
         def begin(message: Msg) -> None:
             task = asyncio.create_task(answer(message))
             self._answering.add(task)
@@ -353,7 +346,6 @@ class RegionKeeper:
             log.debug("region.unsaid", run=kept.run, reason=str(reason))
 
     async def _serve_chunks(self, message: Msg) -> None:
-        """Send or drop the chunks that a shard names, and say how far that is; say nothing if it fails."""
         run = message.subject.split(".")[1]
         if run not in self._runs:
             return

@@ -258,7 +258,6 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _adopt(self, transport: Any) -> None:  # noqa: ANN401  # uvloop's transports do not derive from asyncio's
-        """Write through `transport`, which reports whenever it keeps anything."""
         self._transport = transport
         # With a bound of 0 the TLS layer of Python 3.11 takes an empty buffer for a full one.
         transport.set_write_buffer_limits(high=1, low=0)
@@ -273,7 +272,6 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
             raise
 
     def _must_stop(self) -> bool:
-        """Return whether the socket is to be left alone: during a rest, and while the reader is far behind."""
         return self._resting is not None or self._framer.waiting_bytes > _READ_AHEAD_BYTES
 
     def _rested(self) -> None:
@@ -281,7 +279,6 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
         self._continue()
 
     def _continue(self) -> None:
-        """Read the socket again, if nothing is against it."""
         if not self._reading and not self._must_stop() and self._transport is not None and not self._over.done():
             self._reading = True
             self._transport.resume_reading()
