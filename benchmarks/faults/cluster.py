@@ -97,7 +97,7 @@ async def pauses(
     revision, number, found = 0 if record is None else record.revision, 0, []
     for _ in track(range(times), description="ending nodes"):
         name = await leader(bus)
-        node = next(each for each in cluster.nodes if (each.node.server_name == name) is leads)
+        node = next(each for each in cluster.nodes if (each.name == name) is leads)
         returning = asyncio.create_task(asyncio.to_thread(end_and_return, node, end))
         longest_s, until_s = 0.0, time.perf_counter() + AFTER_S
         while time.perf_counter() < until_s:

@@ -297,7 +297,7 @@ async def test_a_leader_without_its_followers_acknowledges_nothing(
     probe, subjects = await open_bus(), Subjects(run)
     revision = await probe.put_record(subjects.head(0), b"0", expected=0)
     name = (await described(probe, f"atoll_{run}_GL"))["cluster"]["leader"]
-    leader = next(node for node in cluster.nodes if node.node.server_name == name)
+    leader = next(node for node in cluster.nodes if node.name == name)
     bus = await open_bus(leader.url)
     others = [node.pid for node in cluster.nodes if node is not leader]
 
@@ -397,7 +397,7 @@ async def test_a_queues_reader_brings_leaders_together(cluster: LocalCluster, op
     await bus.put_record(subjects.head(0), b"a", expected=0)
     for shard in (0, 1):
         await bus.consume(subjects.contributions_of(shard), durable=f"shard-{shard}")
-    names, first = [plan.name for plan in bus._needed], cluster.nodes[0].node.server_name
+    names, first = [plan.name for plan in bus._needed], cluster.nodes[0].name
 
     async def leaders() -> set[str]:
         told = [await bus._connection.call(bus._jetstream.api(f"STREAM.INFO.{name}")) for name in names]

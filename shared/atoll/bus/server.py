@@ -270,7 +270,7 @@ class EmbeddedBroker:
         self.store_dir = Path(store_dir)
         self._port = port or 0
         self.node = node
-        self._name = f"atoll-{secrets.token_hex(6)}" if node is None else node.check().server_name
+        self.name = f"atoll-{secrets.token_hex(6)}" if node is None else node.check().server_name
         self._sync_always = sync_always
         self._bytes_max = bytes_max
         self._host = host.strip("[]")
@@ -409,7 +409,7 @@ class EmbeddedBroker:
 
     def _check_store(self) -> None:
         """Refuse a store of another node, or one where a single server meets a node; note whose an empty one is from now on."""
-        kept, ours = self.store_dir / NODE_FILE, {"server_name": self._name}
+        kept, ours = self.store_dir / NODE_FILE, {"server_name": self.name}
         if self.node is None:
             if kept.exists():
                 raise SettingsError(
@@ -430,7 +430,7 @@ class EmbeddedBroker:
             raise SettingsError(
                 "this directory is of another broker",
                 got=f"{self.store_dir} holds {there.get('server_name', 'a single server')}",
-                allowed=f"an empty directory, or that of {self._name}",
+                allowed=f"an empty directory, or that of {self.name}",
                 todo="choose another directory (--store): a cluster deletes streams that it does not know",
             )
 
@@ -458,7 +458,7 @@ class EmbeddedBroker:
             f"ports_file_dir: {json.dumps(str(self.store_dir))}\n"
             f"log_file: {json.dumps(str(self.log_path))}\nlogfile_size_limit: 16MB\nlogfile_max_num: {LOG_FILES}\n"
             f'max_payload: 4MB\nmax_connections: {CONNECTIONS_MAX}\nmax_pending: 256MB\nwrite_deadline: "30s"\n'
-            f"{pings(link)}server_name: {self._name}\n{self._node_config()}"
+            f"{pings(link)}server_name: {self.name}\n{self._node_config()}"
             f"{'' if link is None else link.config(self._host, self.store_dir)}"
             f"{streams if self._bytes_max else ''}{include_line(self._include, self.store_dir)}"
         )
@@ -497,7 +497,7 @@ class EmbeddedBroker:
                 self._explain_death()
             port = self._port or self._chosen_port()
             said = greeting(self._reached_at, port) if port else None
-            if said is not None and said.get("server_name") == self._name:
+            if said is not None and said.get("server_name") == self.name:
                 if self._bytes_max and not said.get("jetstream"):
                     self._explain_death()
                 self._port = port
