@@ -33,7 +33,7 @@ from atoll.local.options import shard_names, standby_names
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, SettledPushes
 from atoll.protocol.ledger import FormerLives
 from atoll.run.heads import read_heads
-from atoll.run.ledger import closing_ledger
+from atoll.run.history import History
 from atoll.run.record import read_run
 from atoll.wire.events import event_of
 from atoll.wire.limits import INFO_HEADER
@@ -317,7 +317,10 @@ class CourseRecorder:
         events = {kind: await self._events(kind) for kind in ("round", "refused", "ledger")}
         extract.rounds = [round_of(event, began_s) for event in events["round"]]
         extract.refusals = [each for event in events["refused"] for each in refusals_of(event, began_s)]
-        extract.ledger = closing_ledger(events["ledger"])
+        history = History()
+        for event in events["ledger"]:
+            history.on_event(event)
+        extract.ledger = history.closed_ledger()
         run = await read_run(self._bus, self._subjects)
         if run is None:
             raise SystemExit("the run has no record")

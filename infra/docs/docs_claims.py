@@ -27,7 +27,7 @@ from atoll.protocol.ledger import Account, FormerLives, Ledger
 from atoll.protocol.quarantine import Measure
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.waits import GraceWindow, Names, Opening, RoundReasons
-from atoll.run.saved import SavedEvent
+from atoll.run.folder import SavedEvent
 from atoll.wire import events
 from atoll.wire import messages as wire
 from atoll.wire.blobs import BlobRef

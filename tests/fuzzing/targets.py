@@ -45,7 +45,7 @@ from atoll.protocol.recorder import FactRecorder, Replay
 from atoll.protocol.shard import Shard
 from atoll.run.heads import GlobalFragment
 from atoll.run.history import History
-from atoll.run.ledger import closing_ledger, read_fragment_ledger
+from atoll.run.ledger import read_fragment_ledger
 from atoll.settings import ArchiveSettings
 from atoll.wire import messages
 from atoll.wire.blobs import BlobRef
@@ -87,9 +87,6 @@ def decoders(run: RunRecord) -> dict[str, Target]:
     found["dump of facts"] = _dump(run)
     found["event log, live view"] = Target(lambda data: History().on_event(decode(messages.Event, data)), _events(run))
     found["event log, rounds"] = Target(lambda data: History().take(_stored(data), data), _events(run))
-    found["event log, closing ledger"] = Target(
-        lambda data: closing_ledger([decode(messages.Event, data)]), _events(run)[-1:]
-    )
     found["answer of JetStream"] = Target(
         _answer,
         (b'{"seq":5,"message":{"seq":1,"data":"aGk="}}', b'{"error":{"code":404,"err_code":10037}}'),

@@ -20,16 +20,14 @@ from playwright.sync_api import Browser, Page, expect
 
 from atoll.base.clock import SystemClock
 from atoll.protocol.events import PushKey
-from atoll.report.collect import Facts, collect
-from atoll.report.page import page_with
-from atoll.report.write import page_frames
+from atoll.report.collect import BrokerFacts, collect
+from atoll.report.write import page_frames, page_with
 from atoll.run.folder import RunFile
 from atoll.run.history import History
-from atoll_monitor.dashboard import Feed
+from atoll_monitor.dashboard import Feed, RunScene
 from atoll_monitor.http_server import allowed_hosts, application, listening_socket, serve
 from atoll_monitor.monitored_run import MonitoredRun
 from atoll_monitor.process import routes_of
-from atoll_monitor.scenes import RunScene
 from support.browser import WAIT_MS, WatchedPage, chromium
 from support.events import event
 from support.founded_run import run_record
@@ -153,10 +151,10 @@ def test_the_page_of_a_run_shows_names_as_text(browser: Browser) -> None:
 def test_the_report_of_a_run_shows_names_as_text(browser: Browser, tmp_path: Path) -> None:
     settings = {"protocol.fragments": 1, "protocol.shards": 1, HOSTILE[0]: HOSTILE[1], "seed": 0}
     run = RunFile(run=NAMES[0], learners=1, settings=settings, broker="embedded")
-    facts = Facts(run=run.run, settings=settings, sessions=[], validation={}, data_hash=HOSTILE[1])
     view = run_of_names().view
     (tmp_path / "sample.txt").write_text("".join(HOSTILE), encoding="utf-8")
-    frames = page_frames(collect(view, facts), view, run, History(), tmp_path)
+    report = collect(view, run, BrokerFacts(HOSTILE[1]), validation={})
+    frames = page_frames(report, view, run, History(), tmp_path)
     file = tmp_path / "report.html"
     file.write_text(page_with(hostile(json.loads(msgspec.json.encode(frames)))), encoding="utf-8")
     seen = WatchedPage(browser)

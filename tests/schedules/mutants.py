@@ -43,7 +43,6 @@ from atoll.protocol.round import FragmentRound, Offer
 from atoll.protocol.shard import Shard
 from atoll.run import delta_chain as _chain
 from atoll.run import heads as _heads
-from atoll.run import outer_state as _outer
 from atoll.run.heads import head_info
 from atoll.run.record import readable
 from atoll.run.standing import Making
@@ -64,7 +63,6 @@ driver: Any = _driver
 session: Any = _session
 rebuild: Any = _rebuild
 delta_chain: Any = _chain
-outer_state: Any = _outer
 memory_bus: Any = _bus
 heads: Any = _heads
 
@@ -74,7 +72,7 @@ ENTER, SEEN, WRITE = FragmentLedger.enter_into, Tenure._seen, ShardStore._write
 LOOK = Tenure.handle
 TAKE_BEAT = KnownLearner.take
 FENCE = ShardStore._fence
-COMMIT, HEAD, READ, READ_STATE = ShardStore.commit, ShardStore._head, ShardStore._read, _outer.read_outer_state
+COMMIT, HEAD, READ, READ_STATE = ShardStore.commit, ShardStore._head, ShardStore._read, _chain.read_outer_state
 DO, DRAIN, STORED, FETCH = ShardService._do, Session.drain, CommitAttempt.stored, Aggregator.fetch
 LEASE_INIT: Any = LeaseKeeper.__init__
 SHARE, TAKE, GIVE_BACK = StateLender.share, data_leases.take, data_leases.give_back
@@ -648,15 +646,15 @@ MUTANTS: dict[str, ScheduleMutant] = {
         ((CommitAttempt, "stored", keyframe_once),), None, DELTAS | {"keyframe_versions": 2}
     ),
     "carry lost at takeover": ScheduleMutant(
-        ((outer_state, "read_outer_state", carry_forgotten),), CRASHES, DELTAS | {"average_versions": 4}
+        ((delta_chain, "read_outer_state", carry_forgotten),), CRASHES, DELTAS | {"average_versions": 4}
     ),
     "keyframe's momentum at takeover": ScheduleMutant(
-        ((outer_state._StateReader, "follow", momentum_of_the_keyframe),), CRASHES, DELTAS | {"average_versions": 0}
+        ((delta_chain._StateReader, "follow", momentum_of_the_keyframe),), CRASHES, DELTAS | {"average_versions": 0}
     ),
     "downlink not settled": ScheduleMutant(((DownlinkQuantiser, "settle", nothing_settled),), None, DELTAS),
     "chain unchecked": ScheduleMutant(((delta_chain, "_advanced", chain_unchecked),), None, DELTAS),
     "outer state bounded too low": ScheduleMutant(
-        ((outer_state, "state_bytes_max", state_bound),), CRASHES, {"outer_momentum": 0.3}
+        ((delta_chain, "state_bytes_max", state_bound),), CRASHES, {"outer_momentum": 0.3}
     ),
     "stored before a reconnect": ScheduleMutant(((CommitAttempt, "stored", stored_once),), POWER, SMALL),
     "head on a later connection": ScheduleMutant(((ShardStore, "_write", any_connection),), POWER),

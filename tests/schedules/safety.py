@@ -132,7 +132,7 @@ class Safety:
         if self.run is None or manifest.run_nonce != self.run.nonce:
             self.tally["contributions of another founding"] += 1
             return
-        key = key_of(manifest)
+        key = manifest.key
         fate = "merged" if key in self.durable.merged else "refused"
         self.durable.see_acknowledged(Acknowledge(key=key, fate=fate))
         self.tally["contributions settled"] += 1
@@ -439,7 +439,7 @@ class Safety:
     def _see_manifest(self, manifest: Contribution) -> None:
         if self.run is None or manifest.run_nonce != self.run.nonce:
             return
-        key = key_of(manifest)
+        key = manifest.key
         if key in self.contributions:  # who lost the answer sends again, and the broker remembers ids for a moment only
             again = msgspec.structs.replace(
                 manifest, notes=self.contributions[key][0].notes
@@ -496,11 +496,6 @@ class SetBack:
 
     def settled(self, kept: StoredMessage) -> None:
         """Nothing that is acknowledged tells of it."""
-
-
-def key_of(manifest: Contribution) -> PushKey:
-    """Return what a contribution is known by."""
-    return PushKey(manifest.learner, manifest.incarnation, manifest.fragment, manifest.push)
 
 
 def share_of(fragment: int, each: Included) -> Share:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from atoll.run.saved import saved_run
-from atoll_monitor.scenes import SavedScene
+from atoll.run.folder import saved_run
+from atoll_monitor.dashboard import SavedScene
 from support.browser import WAIT_MS, WatchedPage, chromium, shown
 from support.planted_runs import BY_KIND, PLANTS, Plant, planted
 from support.simulated_runs import Simulate

@@ -41,9 +41,9 @@ from atoll.run.history import History
 from atoll.run.watch import Watch
 from atoll.wire.subjects import Subjects
 from atoll_monitor import metrics
+from atoll_monitor.dashboard import RunScene
 from atoll_monitor.monitored_run import MonitoredRun
 from atoll_monitor.records import samples_by_name
-from atoll_monitor.scenes import RunScene
 
 INTRUDER, VICTIM, SPY, PREMERGER, LEAF = "mallory", "victim", "spy", "far-premerge", "far"
 VICTIMS_PLACE: Final = "hub"

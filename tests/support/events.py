@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
 
+from atoll.protocol.ledger import Ledger
+from atoll.run.history import History
 from atoll.wire.events import EventPart
 from atoll.wire.messages import Beat, Event
 
@@ -40,3 +43,12 @@ def heartbeat(learner: str, **changes: Any) -> Beat:  # noqa: ANN401  (fields of
         superseded=0,
     )
     return msgspec.structs.replace(plain, **changes)
+
+
+def closing_ledger(events: Iterable[Event]) -> Ledger:
+    """Return the ledger of a run that is over, from the `ledger` events of its event log in their order."""
+    history = History()
+    for each in events:
+        history.on_event(each)
+    assert not history.unreadable
+    return history.closed_ledger()

@@ -27,8 +27,8 @@ from atoll.protocol.events import Commit, PushKey, Share
 from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
+from atoll.run.delta_chain import read_version
 from atoll.run.heads import read_heads
-from atoll.run.outer_state import read_version
 from atoll.settings import ArchiveSettings
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Head, Lease, RunRecord, encode

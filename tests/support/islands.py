@@ -21,11 +21,11 @@ from atoll.bus.open import open_bus
 from atoll.bus.options import DEFAULTS
 from atoll.bus.server import EmbeddedBroker
 from atoll.protocol.ledger import Settlement, settle
-from atoll.run.ledger import closing_ledger
 from atoll.wire.events import event_of
 from atoll.wire.messages import Event, Head, decode
 from atoll.wire.subjects import Subjects
 from support import caches
+from support.events import closing_ledger
 from support.links import unique_run
 
 DEADLINE_S = 240.0

@@ -38,8 +38,8 @@ from atoll.client.membership import claim
 from atoll.codec import FrameEncoder, Framing
 from atoll.codec.segments import COMPRESSED, HEADER
 from atoll.protocol.data import DataGrant, DataLedger
+from atoll.run.delta_chain import is_inline
 from atoll.run.heads import read_heads
-from atoll.run.inline_frames import is_inline
 from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.messages import Beat, Contribution, Event, Member, RegionAnswer, RunRecord, decode
 from atoll.wire.subjects import PUSH_NONCE_BYTES

@@ -23,13 +23,13 @@ from atoll.protocol.ledger import Ledger, settle
 from atoll.protocol.quarantine import OTHERS_MIN
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.heads import read_heads
-from atoll.run.ledger import closing_ledger
 from atoll.run.merged_model import MergedModel, read_merged
 from atoll.run.record import read_run
 from atoll.settings import ArchiveSettings
 from atoll.wire.events import event_of
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.process import serve_run
+from support.events import closing_ledger
 from support.islands import check_heads
 
 STEP_S = 0.004

@@ -52,7 +52,7 @@ REASONS = {
     ("services/monitor/atoll_monitor/records.py", "open"): OURS,
     ("shared/atoll/archive/object_store.py", "os.open"): "a folder, to make a name in it durable",
     ("shared/atoll/base/machine.py", "read_text"): SYSTEM,
-    ("shared/atoll/report/page.py", "read_text"): OURS,
+    ("shared/atoll/report/write.py", "read_text"): OURS,
     ("shared/atoll/base/user_cache.py", "os.open"): "a lock: it waits for no pipe, and reads nothing",
     ("shared/atoll/bus/server.py", "open"): OURS,
     ("shared/atoll/bus/server.py", "read_text"): OURS,

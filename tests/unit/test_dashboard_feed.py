@@ -15,10 +15,9 @@ import pytest
 from atoll.base.clock import SystemClock
 from atoll_monitor import dashboard as feeds
 from atoll_monitor import http_server
-from atoll_monitor.dashboard import VIEWERS_MAX, Feed, page_routes
+from atoll_monitor.dashboard import VIEWERS_MAX, Feed, RunScene, page_routes
 from atoll_monitor.http_server import allowed_hosts, application, listening_socket, serve
 from atoll_monitor.monitored_run import MonitoredRun
-from atoll_monitor.scenes import RunScene
 from support.events import event
 
 DEADLINE_S = 60.0

@@ -11,8 +11,8 @@ from typing import Any
 import playwright
 import pytest
 
-from atoll.report.page import STATIC
 from atoll.report.page_data import HoldingAlert
+from atoll.report.write import STATIC
 
 NODES = (Path(playwright.__file__).parent / "driver" / "node", shutil.which("node"))
 NODE = next((str(each) for each in NODES if each is not None and Path(each).exists()), "")

@@ -10,8 +10,8 @@ import pytest
 from atoll.bus.server import EmbeddedBroker
 from atoll.report.page_data import NodeSeen
 from atoll_monitor import polling
+from atoll_monitor.dashboard import JUDGED_S, RunScene
 from atoll_monitor.monitored_run import ROUNDS_KEPT
-from atoll_monitor.scenes import JUDGED_S, RunScene
 from support.deployments import free_port
 from support.events import event
 from support.watched_runs import full, take_round, watched_run

@@ -15,9 +15,8 @@ from atoll.client.founding import publish_origin
 from atoll.codec import frame_bytes
 from atoll.merge.global_update import CARRY
 from atoll.merge.outer import MOMENTUM, derivable, make_outer
-from atoll.run.delta_chain import DELTAS_BEHIND, frames_of, read_values
+from atoll.run.delta_chain import DELTAS_BEHIND, StatedVersion, frames_of, read_values, read_version
 from atoll.run.heads import GlobalFragment, fetch_frame, fetch_newest
-from atoll.run.outer_state import StatedVersion, read_version
 from atoll.wire.messages import Head, encode
 from atoll_synchronizer.store import ShardStore
 from support.founded_run import one_fragment_run

@@ -83,7 +83,7 @@ async def test_large_messages_of_one_sender_push_out_their_own() -> None:
 
 @pytest.mark.parametrize("kind", ["joined", "sample", "left"])
 def test_who_writes_without_end_forgets_nobody_else_in_a_history(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(histories, "WRITERS_MAX", 100)
+    monkeypatch.setattr(histories, "LIVES_MAX", 100)
     run = SteppedRun(notes_kept=100)
     for who in run.steps:
         run.join(who)
@@ -99,5 +99,5 @@ def test_who_writes_without_end_forgets_nobody_else_in_a_history(monkeypatch: py
     assert {name: after[name].lives for name in before} == {name: one.lives for name, one in before.items()}
     assert {name: after[name].stepping_s for name in before} == {name: one.stepping_s for name, one in before.items()}
     assert all(lives_of(run.history)[who][1].newest is not None for who in run.steps)
-    assert len(run.history.newest_samples) <= 100
+    assert len(run.history.learners["mallory"].lives) <= 100
     assert {mark.who for mark in run.history.marks} >= set(run.steps)

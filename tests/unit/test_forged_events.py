@@ -27,9 +27,8 @@ from atoll.wire.messages import Event, LearnerState, Member, Presence, decode, e
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import BYTES_MAX, LinkTraffic
 from atoll_monitor import dashboard as feeds
-from atoll_monitor.dashboard import Feed
+from atoll_monitor.dashboard import Feed, RunScene
 from atoll_monitor.monitored_run import MonitoredRun
-from atoll_monitor.scenes import RunScene
 from support.door_attacks import MISLEADING, DoorAttack, read_all
 from support.events import event
 from support.founded_run import run_record

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.protocol.settings import ProtocolSettings
-from atoll.run.hearing import Hearing
-from atoll.run.process_views import HostView, LearnerLife, LearnerView
+from atoll.run.process_views import Hearing, HostView, LearnerLife, LearnerView
 from atoll.wire.messages import LearnerState
 from support.watched_runs import beat
 

@@ -31,8 +31,7 @@ from atoll.keys.roll import KeyFolder
 from atoll.local.run_settings import read_earlier
 from atoll.model.model_files import INDEX, WHOLE, check_model_files
 from atoll.report.comparison import read_report
-from atoll.run.folder import read_run_file
-from atoll.run.saved import saved_events
+from atoll.run.folder import read_run_file, saved_events
 from atoll.settings import load
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.data.sources import documents, files_of

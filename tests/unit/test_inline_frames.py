@@ -15,7 +15,7 @@ from atoll.client.pushing import Pusher
 from atoll.codec import frame_bytes
 from atoll.protocol.events import Push
 from atoll.protocol.quarantine import OFFENCES
-from atoll.run.inline_frames import is_inline
+from atoll.run.delta_chain import is_inline
 from atoll.run.stream_room import places_of
 from atoll.wire.limits import INLINE_BYTES_MAX
 from atoll.wire.messages import Contribution, Member, RunRecord, decode

@@ -19,8 +19,8 @@ from atoll.merge.outer import MOMENTUM, make_outer
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import Fold, PushKey
 from atoll.protocol.settings import ProtocolSettings
+from atoll.run.delta_chain import fitting
 from atoll.run.merged_model import read_merged
-from atoll.run.outer_state import fitting
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Contribution, RunRecord, encode
 from atoll.wire.subjects import Subjects

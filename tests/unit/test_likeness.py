@@ -13,7 +13,7 @@ from atoll.base import provenance
 from atoll.base.errors import SettingsError
 from atoll.local.options import UpPlan, kept_settings, plan
 from atoll.local.run_settings import read_earlier
-from atoll.report.collect import Facts, collect
+from atoll.report.collect import BrokerFacts, collect
 from atoll.run.folder import EMBEDDED, RunFile, RunFolder
 from atoll.run.history import History
 from support.up_requests import up_request
@@ -46,10 +46,9 @@ def first(tmp_path: Path, text: Path) -> UpPlan:
     texts = [str(path.absolute()) for path in up.corpus]
     file = RunFile(run="first", learners=2, settings=settings, broker=EMBEDDED, corpus=texts, tokens=10**9)
     file.atoll, file.commit = package.__version__, provenance.commit()
-    facts = Facts(run="first", settings=settings, sessions=[], validation={}, data_hash="abc")
     with RunFolder(up.out) as folder:
         folder.save(file)
-        folder.write("report.json", json.dumps(collect(History(), facts)).encode())
+        folder.write("report.json", json.dumps(collect(History(), file, BrokerFacts("abc"), validation={})).encode())
     return up
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from atoll.base.clock import SystemClock
 from atoll_monitor import http_server
-from atoll_monitor.dashboard import VIEWERS_MAX, Feed
+from atoll_monitor.dashboard import VIEWERS_MAX, Feed, RunScene
 from atoll_monitor.http_server import (
     CONNECTIONS_MAX,
     HEADERS_BYTES_MAX,
@@ -25,7 +25,6 @@ from atoll_monitor.http_server import (
 )
 from atoll_monitor.monitored_run import MonitoredRun
 from atoll_monitor.process import routes_of
-from atoll_monitor.scenes import RunScene
 
 DEADLINE_S = 60.0
 STRANGERS = 300

@@ -7,7 +7,7 @@ import pytest
 from atoll.cli.story import story_lines as story_told
 from atoll.cli.story import why_lines
 from atoll.story.findings import findings
-from atoll.story.outages import long_bound_s, outages_of, round_lengths, stood_still
+from atoll.story.lives import long_bound_s, outages_of, round_lengths, stood_still
 from atoll.story.telling import fragment_story, long_rounds
 from support.told_runs import SteppedRun
 

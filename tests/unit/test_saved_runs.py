@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from atoll.base.errors import SettingsError
 from atoll.cli.main import build
 from atoll.cli.reading import recording_of
-from atoll.run.saved import EVENTS_FILE, saved_run
-from atoll_monitor.scenes import SavedScene
+from atoll.run.folder import EVENTS_FILE, saved_run
+from atoll_monitor.dashboard import SavedScene
 
 BEGAN_S = 5000.0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.run import history
 from atoll.story.goodput import goodput_of
 from atoll.story.questions import goodput
 from atoll.story.slowness import FINDINGS_MAX, LostTime, slowness
@@ -183,16 +182,6 @@ def test_a_page_that_has_forgotten_the_rounds_of_a_life_has_the_goodput_of_the_r
 
     assert whole.stepping_s == pytest.approx(600.0 + 600.0 + 300.0)
     assert (shown.stepping_s, shown.present_s) == (whole.stepping_s, whole.present_s)
-
-
-def test_the_newest_samples_of_lives_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the learner that has most lives the one that has been silent longest is forgotten first."""
-    monkeypatch.setattr(history, "WRITERS_MAX", 2)
-    run = SteppedRun()
-    for at_s, (who, incarnation) in enumerate([("a", 1), ("b", 1), ("a", 1), ("a", 2)]):
-        run.log("sample", who, float(at_s), incarnation=incarnation, step=at_s, tokens=1)
-
-    assert {life: each.fields.step for life, each in run.history.newest_samples.items()} == {("b", 1): 1, ("a", 2): 3}
 
 
 def test_the_goodput_and_what_was_lost_are_one_account(told: SteppedRun) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +9,17 @@ from atoll.base.clock import SystemClock
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.local.run_store import last_facts
 from atoll.protocol.ledger import ACCOUNTS_MAX, FormerLives, Ledger, parts, settle
-from atoll.report.collect import Facts, believe_the_dead, collect
-from atoll.report.page import STATIC, page_with
-from atoll.report.write import BrokerFacts, page_frames, summary, write_report
+from atoll.report.collect import BrokerFacts, believe_the_dead, collect
+from atoll.report.write import STATIC, page_frames, page_with, summary, write_report
 from atoll.run.folder import RunFile, RunFolder
 from atoll.run.history import History
-from atoll.run.ledger import closing_ledger
 from atoll.run.process_views import LearnerLife, LearnerView
 from atoll.run.watch import Watch
 from atoll.wire.events import LedgerEvent, QuarantinedEvent, ServingEvent
 from atoll.wire.messages import DOCUMENT_BYTES_MAX, encode
 from atoll.wire.traffic import LinkTraffic
 from atoll_synchronizer.shard_context import EventLog
-from support.events import event, fields
+from support.events import closing_ledger, event, fields
 from support.founded_run import run_record
 from support.watched_runs import beat
 
@@ -86,6 +83,12 @@ def test_a_learner_of_somebody_else_may_train_on_after_the_books_were_closed() -
     assert ledger.accounts["theirs/1"].trained == 900
 
 
+def run_file(fragments: int = 1, shards: int = 1) -> RunFile:
+    """Return the file of a run of one learner."""
+    settings = {"protocol.fragments": fragments, "protocol.shards": shards}
+    return RunFile(run="r", learners=1, settings=settings, broker="embedded")
+
+
 def test_where_a_shard_did_not_close_its_books_those_of_the_heads_are_read() -> None:
     """What was merged stays merged, what a learner said when it left is trained, and nothing is said to be closed."""
     heads, closing = Ledger(), Ledger()
@@ -95,10 +98,9 @@ def test_where_a_shard_did_not_close_its_books_those_of_the_heads_are_read() -> 
     closing.book("a", 1, 700, "merged")
     view = History(learners={"a": LearnerView("a", lives={1: LearnerLife(1, tokens=1000, left=True)})})
     view.on_event(event("ledger", "shard-0", 1.0, ledger=closing))
-    settings = {"protocol.fragments": 2, "protocol.shards": 2}
-    facts = Facts(run="r", settings=settings, sessions=[], validation={}, data_hash="", ended=["a"], ledger=heads)
+    run = run_file(fragments=2, shards=2)
 
-    report = collect(view, facts)
+    report = collect(view, run, BrokerFacts(ledger=heads), validation={}, ended=["a"])
 
     assert report["tokens_trained"] == 1000
     assert report["token_fragments_by_fate"]["merged"] == 1500
@@ -114,7 +116,7 @@ def test_where_a_shard_did_not_close_its_books_those_of_the_heads_are_read() -> 
         report, Path("out")
     )
 
-    (said,) = collect(view, replace(facts, ledger=None))["fates_errors"]
+    (said,) = collect(view, run, BrokerFacts(), validation={}, ended=["a"])["fates_errors"]
     assert "what became of the tokens in fragments 1 is not known, and counts as lost" in said
 
 
@@ -128,8 +130,7 @@ def test_bytes_of_a_life_that_died_in_an_earlier_session_are_over_the_tokens_tha
         moved = LinkTraffic(wire_up=2000 * incarnation, wire_down=400)
         view.on_event(event("moved", "a", 1.0, role="learner", incarnation=incarnation, moved=moved))
     view.on_event(event("ledger", "shard-0", 2.0, ledger=closing))
-    settings = {"protocol.fragments": 1, "protocol.shards": 1}
-    report = collect(view, Facts(run="r", settings=settings, sessions=[], validation={}, data_hash=""))
+    report = collect(view, run_file(), BrokerFacts(), validation={})
 
     assert report["moved"]["tokens"] == 800
     assert report["moved"]["bytes_per_token"] == 6800 / 800
@@ -159,9 +160,9 @@ def test_large_books_come_in_parts_that_add_up() -> None:
 
 
 def frames_of(view: History, history: History | None) -> dict[str, Any]:
-    run = RunFile(run="r", learners=1, settings={"protocol.fragments": 1, "protocol.shards": 1}, broker="embedded")
-    facts = Facts(run=run.run, settings=run.settings, sessions=[], validation={}, data_hash="", history=history)
-    return page_frames(collect(view, facts), view, run, history, Path("/nowhere"))
+    run = run_file()
+    report = collect(view, run, BrokerFacts(history=history), validation={})
+    return page_frames(report, view, run, history, Path("/nowhere"))
 
 
 def test_the_page_of_a_report_is_that_of_the_run_which_is_over() -> None:
@@ -224,10 +225,10 @@ def test_processes_that_died_and_never_came_back_are_faults() -> None:
         event("ledger", "shard-1", 3.0, ledger=Ledger()),
     ):
         history.take(f"ev.{one.kind}.{one.who}", encode(one))
-    settings = {"protocol.fragments": 1, "protocol.shards": 2}
-    facts = Facts("r", settings, [], {}, "", ended=["dead", "gone"], history=history)
+    last = BrokerFacts(history=history)
+    report = collect(History(), run_file(shards=2), last, validation={}, ended=["dead", "gone"])
 
-    assert collect(History(), facts)["faults"] == 2
+    assert report["faults"] == 2
 
 
 async def test_the_end_of_a_run_reads_its_event_log_no_second_time(run: str) -> None:
@@ -263,9 +264,7 @@ def test_a_report_that_cannot_be_written_is_told_all_the_same(tmp_path: Path) ->
     out = tmp_path / "run"
     with RunFolder(out) as folder:
         (out / "report.json" / "inside").mkdir(parents=True)
-        settings = {"protocol.fragments": 1, "protocol.shards": 1}
-        run = RunFile(run="r", learners=1, settings=settings, broker="embedded")
-        report, unwritten = write_report(folder, History(), run, BrokerFacts())
+        report, unwritten = write_report(folder, History(), run_file(), BrokerFacts())
 
     assert report["commits"] == 0
     assert "cannot be used" in str(unwritten)

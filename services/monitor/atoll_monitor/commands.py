@@ -17,7 +17,7 @@ import typer
 from atoll.cli.options import Assignments, Broker, Config, Out, Run, with_flags
 
 if TYPE_CHECKING:
-    from atoll.run.saved import SavedRun
+    from atoll.run.folder import SavedRun
     from atoll_monitor.process import BrokerRun
 
 Host = Annotated[str | None, typer.Option(help="Address to serve at.  [default: 127.0.0.1]")]
@@ -81,7 +81,7 @@ def dashboard(  # noqa: PLR0913  (one option each)
     from atoll.base.extras import require  # noqa: PLC0415  (a verb loads what it needs when it runs)
     from atoll.cli.reading import WATCHERS, check_kind, settings_of  # noqa: PLC0415
     from atoll.local.browser import open_page  # noqa: PLC0415
-    from atoll.run.saved import saved_run  # noqa: PLC0415
+    from atoll.run.folder import saved_run  # noqa: PLC0415
     from atoll.settings import load  # noqa: PLC0415
 
     require("starlette", "monitor", "`atoll dashboard`")

@@ -1,9 +1,8 @@
 """Metrics of a run and of its brokers, from what the monitor knows: pure, made anew for each scrape.
 
-Names follow Prometheus' conventions: base units (seconds, bytes, ratios), `_total` for what only grows, no unit twice. Every
-metric of the run has the label `run`; further labels are `learner`, `region`, `fragment`, `reason`, `phase`, `direction`,
-`stream`, `broker`, `path` and `address`, and never a round or a message. Each is bounded: `LEARNERS_MAX`, `REASONS_MAX`,
-`FRAGMENTS_MAX`. Beyond a bound the sums over all stay right, and `atoll_monitor_left_out` says how many have no series.
+Names follow Prometheus' conventions: base units, `_total` for what only grows (the format adds it to counters). Every metric
+has the label `run`; no label is a round or a message, and each is bounded: `LEARNERS_MAX`, `REASONS_MAX`, `FRAGMENTS_MAX`.
+Beyond a bound the sums over all stay right, and `atoll_monitor_left_out` says how many have no series.
 
 Counters follow from the event log and from heartbeats of all incarnations, so they grow on when the monitor begins anew.
 A learner that said goodbye has counters and no gauges. One that fell silent has `atoll_learner_up` 0 until it is back or left.
@@ -12,8 +11,8 @@ A learner that said goodbye has counters and no gauges. One that fell silent has
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, TypeVar
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -27,6 +26,7 @@ from atoll.run.history import OTHER
 from atoll.run.links import total
 from atoll.run.process_views import LearnerView
 from atoll.run.standing import making_of
+from atoll.wire.messages import Beat
 from atoll_monitor.monitored_run import MonitoredRun
 
 LEARNERS_MAX: Final = 256
@@ -34,6 +34,8 @@ FRAGMENTS_MAX: Final = 256
 REASONS_MAX: Final = 32
 ENDS: Final = frozenset({"all answered", "grace over", "nobody left"})
 """Ends of a round in a run whose shards are as old as the monitor; anything else is counted as `OTHER`."""
+T = TypeVar("T")
+Kind = type[GaugeMetricFamily | CounterMetricFamily]
 RUN: Final = ("run",)
 OF_LEARNER: Final = ("run", "learner", "region")
 QUEUE: Final = "UPM"
@@ -66,20 +68,10 @@ def is_present(learner: LearnerView) -> bool:
     return learner.heard_s is not None and not learner.has_left
 
 
-def live_hosts(watched: MonitoredRun) -> int:
-    """Return how many synchronizer processes that own a shard are heard."""
-    hearing = watched.hearing
-    return sum(one.serving and hearing.hears_host(one) for one in watched.view.hosts.values())
-
-
 def family(
-    kind: type[GaugeMetricFamily | CounterMetricFamily],
-    name: str,
-    what: str,
-    labels: Sequence[str],
-    samples: Iterable[tuple[Sequence[str], float | None]],
+    kind: Kind, name: str, what: str, labels: Sequence[str], samples: Iterable[tuple[Sequence[str], float | None]]
 ) -> Metric:
-    """Return a family of the samples whose value is known; a counter's name has no `_total`, which the format adds."""
+    """Return a family of the samples whose value is known."""
     made = kind(name, what, labels=labels)
     for values, value in samples:
         if value is not None:
@@ -87,15 +79,21 @@ def family(
     return made
 
 
-def gauge(name: str, what: str, value: float | None, run: str) -> Iterator[Metric]:
-    """Yield a gauge of the run; nothing while its value is unknown."""
-    if value is not None:
-        yield family(GaugeMetricFamily, name, what, RUN, [([run], value)])
+def singles(kind: Kind, run: str, *rows: tuple[str, str, float | None]) -> Iterator[Metric]:
+    """Yield a family of the run for each row (name, what it is, value) whose value is known."""
+    for name, what, value in rows:
+        if value is not None:
+            yield family(kind, name, what, RUN, [([run], value)])
 
 
-def counter(name: str, what: str, value: float, run: str) -> Iterator[Metric]:
-    """Yield a counter of the run."""
-    yield family(CounterMetricFamily, name, what, RUN, [([run], value)])
+def columns(
+    labels: Sequence[str],
+    things: Sequence[tuple[Sequence[str], T]],
+    *rows: tuple[Kind, str, str, Callable[[T], float | None]],
+) -> Iterator[Metric]:
+    """Yield a family for each row (kind, name, what it is, value of a thing), with a sample of each labelled thing."""
+    for kind, name, what, value_of in rows:
+        yield family(kind, name, what, labels, [(of, value_of(thing)) for of, thing in things])
 
 
 def most_frequent(counts: Mapping[str, int]) -> dict[str, int]:
@@ -105,32 +103,32 @@ def most_frequent(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(most) | ({OTHER: rest + dict(most).get(OTHER, 0)} if rest else {})
 
 
-def by_reason(name: str, what: str, counts: Mapping[str, int], run: str) -> Metric:
-    """Return a counter per reason."""
-    samples = (([run, reason], count) for reason, count in sorted(most_frequent(counts).items()))
-    return family(CounterMetricFamily, name, what, ("run", "reason"), samples)
+def by_reason(run: str, *rows: tuple[str, str, Mapping[str, int]]) -> Iterator[Metric]:
+    """Yield a counter per reason for each row (name, what it is, counts)."""
+    for name, what, counts in rows:
+        samples = (([run, reason], count) for reason, count in sorted(most_frequent(counts).items()))
+        yield family(CounterMetricFamily, name, what, ("run", "reason"), samples)
 
 
 def _monitor(watched: MonitoredRun, left_out: int) -> Iterator[Metric]:
     run, view = watched.run, watched.view
-    yield from gauge(
-        "atoll_monitor_connected",
-        "Whether the run's broker answers the monitor (1) or not (0).",
-        watched.connected,
+    yield from singles(
+        GaugeMetricFamily,
         run,
+        ("atoll_monitor_connected", "Whether the run's broker answers the monitor (1) or not (0).", watched.connected),
+        ("atoll_monitor_left_out", "Learners without series of their own.", left_out),
     )
-    yield from counter(
-        "atoll_monitor_unreadable_messages", "Messages that no correct peer sends.", view.unreadable, run
+    yield from singles(
+        CounterMetricFamily,
+        run,
+        ("atoll_monitor_unreadable_messages", "Messages that no correct peer sends.", view.unreadable),
+        ("atoll_monitor_passed_over_messages", "Messages of learners beyond the number it keeps.", view.passed_over),
+        ("atoll_monitor_dropped_lines", "Lines missing in its journal.", watched.dropped_lines()),
     )
-    yield from counter(
-        "atoll_monitor_passed_over_messages", "Messages of learners beyond the number it keeps.", view.passed_over, run
-    )
-    yield from counter("atoll_monitor_dropped_lines", "Lines missing in its journal.", watched.dropped_lines(), run)
-    yield from gauge("atoll_monitor_left_out", "Learners without series of their own.", left_out, run)
 
 
 def _run(watched: MonitoredRun) -> Iterator[Metric]:
-    run, view, record = watched.run, watched.view, watched.record
+    run, view, record, hearing = watched.run, watched.view, watched.record, watched.hearing
     if record is not None:
         agreed = record.protocol
         info = InfoMetricFamily("atoll_run", "What the run agreed on.", labels=RUN)
@@ -144,35 +142,54 @@ def _run(watched: MonitoredRun) -> Iterator[Metric]:
         }
         info.add_metric([run], facts)
         yield info
-        yield from gauge("atoll_run_founded_timestamp_seconds", "When the run was founded.", record.founded_at_s, run)
-        yield from gauge("atoll_run_target_tokens", "Tokens to train; 0: no bound.", agreed.tokens_target, run)
-        yield from gauge("atoll_shards", "Shards of the run.", agreed.shards, run)
-    yield from gauge("atoll_run_over", "Whether the run has reached its end (1) or not (0).", watched.over, run)
-    training = {name for name, one in view.learners.items() if watched.hearing.state(one) == "training"}
-    still = not watched.over and making_of(view, watched.protocol, training).stands_still
-    yield from gauge("atoll_run_still", "Whether a quorum trains and no version is made (1) or not (0).", still, run)
-    yield from counter(
-        "atoll_run_tokens", "Tokens of the run: those merged in the furthest fragment.", view.run_tokens, run
-    )
-    yield from counter(
-        "atoll_merged_token_fragments", "Tokens merged, once per fragment.", view.token_fragments_merged, run
-    )
-    yield from counter("atoll_learners_present_seconds", "Learner-seconds present.", view.present_s, run)
-    yield from counter("atoll_learners_stepping_seconds", "Learner-seconds spent stepping.", view.stepping_s, run)
-    yield from gauge("atoll_synchronizers_live", "Synchronizer processes that own a shard.", live_hosts(watched), run)
-    measured = view.validations[-1].fields if view.validations else None
-    if measured is not None:
-        yield from gauge(
-            "atoll_validation_loss", "Loss of the merged model, in bits per byte.", measured.bits_per_byte, run
+        yield from singles(
+            GaugeMetricFamily,
+            run,
+            ("atoll_run_founded_timestamp_seconds", "When the run was founded.", record.founded_at_s),
+            ("atoll_run_target_tokens", "Tokens to train; 0: no bound.", agreed.tokens_target),
+            ("atoll_shards", "Shards of the run.", agreed.shards),
         )
-        yield from gauge("atoll_validation_at_tokens", "Run tokens at that measurement.", measured.run_tokens, run)
+    training = {name for name, one in view.learners.items() if hearing.state(one) == "training"}
+    still = not watched.over and making_of(view, watched.protocol, training).stands_still
+    owners = sum(one.serving and hearing.hears_host(one) for one in view.hosts.values())
+    measured = view.validations[-1].fields if view.validations else None
+    loss, at_tokens = (None, None) if measured is None else (measured.bits_per_byte, measured.run_tokens)
+    yield from singles(
+        GaugeMetricFamily,
+        run,
+        ("atoll_run_over", "Whether the run has reached its end (1) or not (0).", watched.over),
+        ("atoll_run_still", "Whether a quorum trains and no version is made (1) or not (0).", still),
+        ("atoll_synchronizers_live", "Synchronizer processes that own a shard.", owners),
+        ("atoll_validation_loss", "Loss of the merged model, in bits per byte.", loss),
+        ("atoll_validation_at_tokens", "Run tokens at that measurement.", at_tokens),
+    )
+    yield from singles(
+        CounterMetricFamily,
+        run,
+        ("atoll_run_tokens", "Tokens of the run: those merged in the furthest fragment.", view.run_tokens),
+        ("atoll_merged_token_fragments", "Tokens merged, once per fragment.", view.token_fragments_merged),
+        ("atoll_learners_present_seconds", "Learner-seconds present.", view.present_s),
+        ("atoll_learners_stepping_seconds", "Learner-seconds spent stepping.", view.stepping_s),
+    )
 
 
 def _rounds(watched: MonitoredRun) -> Iterator[Metric]:
     run, view, times = watched.run, watched.view, watched.times
-    yield from counter("atoll_commits", "Commits, over all fragments.", view.commits, run)
+    clipped = sum(clips.count for clips in view.sums.clipped.values())
+    yield from singles(
+        CounterMetricFamily,
+        run,
+        ("atoll_commits", "Commits, over all fragments.", view.commits),
+        ("atoll_contributions_merged", "Contributions merged.", view.sums.contributions),
+        ("atoll_contributions_late", "Of those, made on an older version.", view.sums.late),
+        ("atoll_contributions_clipped", "Contributions folded at less than their length.", clipped),
+        ("atoll_quarantines", "Learners put into quarantine.", len(view.quarantined)),
+        ("atoll_contribution_bytes", "Bytes of merged contributions.", view.bytes_merged),
+        ("atoll_version_bytes", "Bytes of published versions.", view.bytes_published),
+    )
     newest_s = max(times.committed_at_s.values(), default=None)
-    yield from gauge("atoll_last_commit_timestamp_seconds", "When a commit was last made.", newest_s, run)
+    newest = ("atoll_last_commit_timestamp_seconds", "When a commit was last made.", newest_s)
+    yield from singles(GaugeMetricFamily, run, newest)
     phases = HistogramMetricFamily("atoll_round_phase_seconds", "Time in a phase of a round.", labels=("run", "phase"))
     for name, histogram in times.phases.items():
         phases.add_metric([run, name], buckets=histogram.buckets(), sum_value=histogram.sum_s)
@@ -180,50 +197,41 @@ def _rounds(watched: MonitoredRun) -> Iterator[Metric]:
     ends = Counter[str]()
     for end, count in view.sums.ends.items():
         ends[end if end in ENDS else OTHER] += count
-    yield by_reason("atoll_round_ends", "Rounds by what ended them.", ends, run)
-    yield from counter("atoll_contributions_merged", "Contributions merged.", view.sums.contributions, run)
-    yield from counter("atoll_contributions_late", "Of those, made on an older version.", view.sums.late, run)
-    yield by_reason("atoll_contributions_refused", "Contributions refused, by reason.", view.refused_by_reason, run)
-    clipped = sum(clips.count for clips in view.sums.clipped.values())
-    yield from counter("atoll_contributions_clipped", "Contributions folded at less than their length.", clipped, run)
-    yield by_reason("atoll_junk_messages", "Messages that shards dropped, by reason.", view.junk, run)
-    yield from counter("atoll_quarantines", "Learners put into quarantine.", len(view.quarantined), run)
-    yield from counter("atoll_contribution_bytes", "Bytes of merged contributions.", view.bytes_merged, run)
-    yield from counter("atoll_version_bytes", "Bytes of published versions.", view.bytes_published, run)
+    yield from by_reason(
+        run,
+        ("atoll_round_ends", "Rounds by what ended them.", ends),
+        ("atoll_contributions_refused", "Contributions refused, by reason.", view.refused_by_reason),
+        ("atoll_junk_messages", "Messages that shards dropped, by reason.", view.junk),
+    )
 
 
 def _learners(watched: MonitoredRun, shown: Iterable[LearnerView]) -> Iterator[Metric]:
     """Yield what is true of learners now: of those that left nothing, of silent ones only that they are silent."""
-    hearing = watched.hearing
+    hearing, gauge = watched.hearing, GaugeMetricFamily
     live = sum(hearing.hears(one) for one in watched.view.learners.values())
-    yield from gauge("atoll_learners_live", "Learners heard lately.", live, watched.run)
+    yield from singles(gauge, watched.run, ("atoll_learners_live", "Learners heard lately.", live))
     known = {one.learner: one for one in shown}
-    beats = [
-        (_labels(watched, one), one.latest.beat, hearing.hears(one))
-        for one in known.values()
-        if is_present(one) and one.latest is not None and one.latest.beat is not None
-    ]
-    up = [(labels, float(heard)) for labels, _, heard in beats]
-    yield _of_learners("up", "Whether a learner is heard (1) or silent (0).", up)
-    heard = [(labels, beat) for labels, beat, is_heard in beats if is_heard]
-    for name, what, values in (
-        ("loss", "Training loss of its last steps, in nats per token.", [beat.loss for _, beat in heard]),
-        ("tokens_per_second", "Its speed.", [beat.tokens_per_s for _, beat in heard]),
-        ("step_seconds", "Time of a step.", [beat.step_s for _, beat in heard]),
-        ("overhead_ratio", "Share of a step that Atoll takes.", [beat.overhead for _, beat in heard]),
-        ("lag_versions", "Versions that it is behind.", [beat.lag_versions for _, beat in heard]),
-    ):
-        yield _of_learners(name, what, zip((labels for labels, _ in heard), values, strict=True))
-    isolated = {q.learner for q in watched.view.isolations if _is_isolated(known.get(q.learner), q.incarnation)}
-    yield _of_learners(
-        "quarantined",
-        "Learners in quarantine (1).",
-        ((_labels(watched, known[name]), 1.0) for name in sorted(isolated)),
+    labels = {name: _labels(watched, one) for name, one in known.items()}
+    present = [(labels[name], one) for name, one in known.items() if is_present(one)]
+    up = [(of, (beat, hearing.hears(one))) for of, one in present if (beat := _beat(one)) is not None]
+    what = "Whether a learner is heard (1) or silent (0)."
+    yield from columns(OF_LEARNER, up, (gauge, "atoll_learner_up", what, lambda one: one[1]))
+    yield from columns(
+        OF_LEARNER,
+        [(of, beat) for of, (beat, is_heard) in up if is_heard],
+        (gauge, "atoll_learner_loss", "Training loss of its last steps, in nats per token.", lambda beat: beat.loss),
+        (gauge, "atoll_learner_tokens_per_second", "Its speed.", lambda beat: beat.tokens_per_s),
+        (gauge, "atoll_learner_step_seconds", "Time of a step.", lambda beat: beat.step_s),
+        (gauge, "atoll_learner_overhead_ratio", "Share of a step that Atoll takes.", lambda beat: beat.overhead),
+        (gauge, "atoll_learner_lag_versions", "Versions that it is behind.", lambda beat: beat.lag_versions),
     )
+    isolated = {q.learner for q in watched.view.isolations if _is_isolated(known.get(q.learner), q.incarnation)}
+    rows = [(labels[name], 1.0) for name in sorted(isolated)]
+    yield family(gauge, "atoll_learner_quarantined", "Learners in quarantine (1).", OF_LEARNER, rows)
 
 
-def _of_learners(name: str, what: str, samples: Iterable[tuple[Sequence[str], float | None]]) -> Metric:
-    return family(GaugeMetricFamily, f"atoll_learner_{name}", what, OF_LEARNER, samples)
+def _beat(learner: LearnerView) -> Beat | None:
+    return None if learner.latest is None else learner.latest.beat
 
 
 def _is_isolated(learner: LearnerView | None, incarnation: int) -> bool:
@@ -233,53 +241,46 @@ def _is_isolated(learner: LearnerView | None, incarnation: int) -> bool:
 
 
 def _learner_counters(watched: MonitoredRun, shown: Sequence[LearnerView]) -> Iterator[Metric]:
+    counter, directions = CounterMetricFamily, (*OF_LEARNER, "direction")
     every = [(_labels(watched, one), one) for one in shown]
-    for name, what, values in (
-        ("steps", "Steps trained.", [sum(life.steps for life in one.lives.values()) for one in shown]),
-        ("tokens", "Tokens trained.", [one.tokens for one in shown]),
-        ("incarnations", "Times that it joined.", [len(one.lives) for one in shown]),
-        ("present_seconds", "Seconds present.", [one.present_s for one in shown]),
-        ("stepping_seconds", "Seconds spent stepping.", [one.stepping_s for one in shown]),
-    ):
-        samples = zip((labels for labels, _ in every), values, strict=True)
-        yield family(CounterMetricFamily, f"atoll_learner_{name}", what, OF_LEARNER, samples)
-    moved = [(labels, total(life.meter.moved for life in one.lives.values())) for labels, one in every]
-    directions = (*OF_LEARNER, "direction")
-    for name, what, both in (
-        ("payload", "Bytes given to its link.", [(sums.payload_up, sums.payload_down) for _, sums in moved]),
-        ("wire", "Bytes that its sockets carried.", [(sums.wire_up, sums.wire_down) for _, sums in moved]),
-    ):
-        ways = (
-            ([*labels, way], value)
-            for (labels, _), pair in zip(moved, both, strict=True)
-            for way, value in zip(("up", "down"), pair, strict=True)
-        )
-        yield family(CounterMetricFamily, f"atoll_learner_{name}_bytes", what, directions, ways)
-    hosts = total(host.meter.moved for host in watched.view.hosts.values())
-    yield family(
-        CounterMetricFamily,
-        "atoll_synchronizer_wire_bytes",
-        "Bytes that the sockets of synchronizers carried.",
-        ("run", "direction"),
-        [([watched.run, "up"], hosts.wire_up), ([watched.run, "down"], hosts.wire_down)],
+    yield from columns(
+        OF_LEARNER,
+        every,
+        (counter, "atoll_learner_steps", "Steps trained.", lambda one: sum(life.steps for life in one.lives.values())),
+        (counter, "atoll_learner_tokens", "Tokens trained.", lambda one: one.tokens),
+        (counter, "atoll_learner_incarnations", "Times that it joined.", lambda one: len(one.lives)),
+        (counter, "atoll_learner_present_seconds", "Seconds present.", lambda one: one.present_s),
+        (counter, "atoll_learner_stepping_seconds", "Seconds spent stepping.", lambda one: one.stepping_s),
     )
+    moved = [(labels, total(life.meter.moved for life in one.lives.values())) for labels, one in every]
+    payload = [ways for labels, sums in moved for ways in _both_ways(labels, sums.payload_up, sums.payload_down)]
+    wire = [ways for labels, sums in moved for ways in _both_ways(labels, sums.wire_up, sums.wire_down)]
+    yield family(counter, "atoll_learner_payload_bytes", "Bytes given to its link.", directions, payload)
+    yield family(counter, "atoll_learner_wire_bytes", "Bytes that its sockets carried.", directions, wire)
+    hosts = total(host.meter.moved for host in watched.view.hosts.values())
+    name, what = "atoll_synchronizer_wire_bytes", "Bytes that the sockets of synchronizers carried."
+    both = _both_ways([watched.run], hosts.wire_up, hosts.wire_down)
+    yield family(counter, name, what, ("run", "direction"), both)
+
+
+def _both_ways(labels: Sequence[str], up: int, down: int) -> list[tuple[Sequence[str], float]]:
+    return [((*labels, "up"), up), ((*labels, "down"), down)]
 
 
 def _fragments(watched: MonitoredRun) -> Iterator[Metric]:
-    labels = ("run", "fragment")
-    shown = [
-        ([watched.run, str(number)], known, watched.times.committed_at_s.get(number, 0.0))
-        for number, known in sorted(watched.view.fragments.items())[:FRAGMENTS_MAX]
-    ]
-    versions = ((of, known.version) for of, known, _ in shown)
-    yield family(CounterMetricFamily, "atoll_fragment_commits", "Commits of a fragment.", labels, versions)
-    merged = ((of, known.contributors) for of, known, _ in shown)
-    yield family(
-        GaugeMetricFamily, "atoll_fragment_contributors", "Contributors to its newest version.", labels, merged
+    labels, gauge, times = ("run", "fragment"), GaugeMetricFamily, watched.times.committed_at_s
+    numbers = sorted(watched.view.fragments)[:FRAGMENTS_MAX]
+    shown = [([watched.run, str(number)], watched.view.fragments[number]) for number in numbers]
+    yield from columns(
+        labels,
+        shown,
+        (CounterMetricFamily, "atoll_fragment_commits", "Commits of a fragment.", lambda one: one.version),
+        (gauge, "atoll_fragment_contributors", "Contributors to its newest version.", lambda one: one.contributors),
     )
-    times = ((of, at_s) for of, _, at_s in shown)
-    what = "When that was committed."
-    yield family(GaugeMetricFamily, "atoll_fragment_commit_timestamp_seconds", what, labels, times)
+    name, what = "atoll_fragment_commit_timestamp_seconds", "When that was committed."
+    yield family(
+        gauge, name, what, labels, [([watched.run, str(number)], times.get(number, 0.0)) for number in numbers]
+    )
 
 
 def _labels(watched: MonitoredRun, learner: LearnerView) -> list[str]:
@@ -288,48 +289,44 @@ def _labels(watched: MonitoredRun, learner: LearnerView) -> list[str]:
 
 def broker_families(watched: MonitoredRun) -> Iterator[Metric]:
     """Yield the metric families of the run's streams, brokers, disks and certificates."""
-    run = watched.run
+    run, gauge, counter = watched.run, GaugeMetricFamily, CounterMetricFamily
     waiting = (([run], one.messages) for one in watched.streams if one.kind == QUEUE)
-    yield family(GaugeMetricFamily, "atoll_queue_depth", "Contributions that wait for a shard.", RUN, waiting)
-    streams = [([run, one.kind], one) for one in watched.streams]
-    brokers = [([run, name], figures) for name, figures in watched.brokers.items()]
-    up = ((labels, float(figures is not None)) for labels, figures in brokers)
-    answering = [(labels, figures) for labels, figures in brokers if figures is not None]
-    disks = [([run, path], disk) for path, disk in watched.disks.items()]
-    ends = (([run, address], ends_at_s) for address, ends_at_s in watched.certificates.items())
-    for name, what, field in (
-        ("atoll_stream_messages", "Messages in a stream.", "messages"),
-        ("atoll_stream_bytes", "Bytes in one copy of a stream.", "size_bytes"),
-        ("atoll_stream_limit_bytes", "Bytes that one copy may have.", "bytes_max"),
-        ("atoll_stream_copies", "Copies that a stream is to have.", "copies"),
-        ("atoll_stream_copies_current", "Copies that have everything.", "copies_current"),
-    ):
-        yield family(GaugeMetricFamily, name, what, ("run", "stream"), _fields(streams, field))
-    yield family(GaugeMetricFamily, "atoll_broker_up", "Whether a broker's endpoint answers.", ("run", "broker"), up)
-    for kind, name, what, field in (
-        (GaugeMetricFamily, "atoll_broker_memory_bytes", "Resident memory of a broker.", "memory_bytes"),
-        (GaugeMetricFamily, "atoll_broker_cpu_ratio", "Processors that it uses: 1 is one core.", "cpu_ratio"),
-        (GaugeMetricFamily, "atoll_broker_connections", "Its client connections.", "connections"),
-        (GaugeMetricFamily, "atoll_broker_store_bytes", "Bytes that its streams take on disk.", "store_bytes"),
-        (GaugeMetricFamily, "atoll_broker_store_limit_bytes", "Bytes that they may take.", "store_bytes_max"),
+    yield family(gauge, "atoll_queue_depth", "Contributions that wait for a shard.", RUN, waiting)
+    yield from columns(
+        ("run", "stream"),
+        [([run, one.kind], one) for one in watched.streams],
+        (gauge, "atoll_stream_messages", "Messages in a stream.", lambda one: one.messages),
+        (gauge, "atoll_stream_bytes", "Bytes in one copy of a stream.", lambda one: one.size_bytes),
+        (gauge, "atoll_stream_limit_bytes", "Bytes that one copy may have.", lambda one: one.bytes_max),
+        (gauge, "atoll_stream_copies", "Copies that a stream is to have.", lambda one: one.copies),
+        (gauge, "atoll_stream_copies_current", "Copies that have everything.", lambda one: one.copies_current),
+    )
+    labels, what = ("run", "broker"), "Whether a broker's endpoint answers."
+    up = [([run, name], float(figures is not None)) for name, figures in watched.brokers.items()]
+    yield family(gauge, "atoll_broker_up", what, labels, up)
+    yield from columns(
+        labels,
+        [([run, name], figures) for name, figures in watched.brokers.items() if figures is not None],
+        (gauge, "atoll_broker_memory_bytes", "Resident memory of a broker.", lambda one: one.memory_bytes),
+        (gauge, "atoll_broker_cpu_ratio", "Processors that it uses: 1 is one core.", lambda one: one.cpu_ratio),
+        (gauge, "atoll_broker_connections", "Its client connections.", lambda one: one.connections),
+        (gauge, "atoll_broker_store_bytes", "Bytes that its streams take on disk.", lambda one: one.store_bytes),
+        (gauge, "atoll_broker_store_limit_bytes", "Bytes that they may take.", lambda one: one.store_bytes_max),
         (
-            CounterMetricFamily,
+            counter,
             "atoll_broker_slow_consumers",
             "Connections that it cut for being slow.",
-            "slow_consumers",
+            lambda one: one.slow_consumers,
         ),
-        (CounterMetricFamily, "atoll_broker_received_bytes", "Payload that it received.", "bytes_in"),
-        (CounterMetricFamily, "atoll_broker_sent_bytes", "Payload that it sent.", "bytes_out"),
-    ):
-        yield family(kind, name, what, ("run", "broker"), _fields(answering, field))
-    for name, what, field in (
-        ("atoll_disk_size_bytes", "Size of a file system.", "size_bytes"),
-        ("atoll_disk_free_bytes", "What is free of it.", "free_bytes"),
-    ):
-        yield family(GaugeMetricFamily, name, what, ("run", "path"), _fields(disks, field))
+        (counter, "atoll_broker_received_bytes", "Payload that it received.", lambda one: one.bytes_in),
+        (counter, "atoll_broker_sent_bytes", "Payload that it sent.", lambda one: one.bytes_out),
+    )
+    yield from columns(
+        ("run", "path"),
+        [([run, path], disk) for path, disk in watched.disks.items()],
+        (gauge, "atoll_disk_size_bytes", "Size of a file system.", lambda one: one.size_bytes),
+        (gauge, "atoll_disk_free_bytes", "What is free of it.", lambda one: one.free_bytes),
+    )
     name, what = "atoll_certificate_end_timestamp_seconds", "When a broker's certificate ends."
-    yield family(GaugeMetricFamily, name, what, ("run", "address"), ends)
-
-
-def _fields(rows: Iterable[tuple[Sequence[str], object]], field: str) -> Iterator[tuple[Sequence[str], float]]:
-    return ((labels, getattr(figures, field)) for labels, figures in rows)
+    ends = [([run, address], ends_at_s) for address, ends_at_s in watched.certificates.items()]
+    yield family(gauge, name, what, ("run", "address"), ends)

@@ -30,18 +30,17 @@ from atoll.base.logs import configure, get
 from atoll.base.wording import few, redact
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus, open_managing_bus
+from atoll.run.folder import SavedRun
 from atoll.run.record import read_run
-from atoll.run.saved import SavedRun
 from atoll.run.watch import Watch
 from atoll.settings import Settings, bus_options
 from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
-from atoll_monitor.dashboard import Feed, page_routes
+from atoll_monitor.dashboard import Feed, RunScene, SavedScene, page_routes, poll_fates
 from atoll_monitor.http_server import allowed_hosts, application, listening_socket, plain_routes, serve, url_of
 from atoll_monitor.monitored_run import MonitoredRun
 from atoll_monitor.polling import poll_brokers, poll_certificates, poll_disks, poll_nodes, poll_streams
 from atoll_monitor.records import RecordKeeper
-from atoll_monitor.scenes import RunScene, SavedScene, poll_fates
 
 log = get(__name__)
 

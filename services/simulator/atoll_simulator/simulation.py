@@ -34,12 +34,12 @@ from atoll.local.run_store import kept_ledger
 from atoll.local.services import LEARNERS_LEAVE_S
 from atoll.local.supervisor import SHARDS_FINISH_S, SHARDS_LEAVE_S
 from atoll.protocol.ledger import Ledger
-from atoll.report.write import BrokerFacts, write_report
-from atoll.run.folder import SIMULATED, RunFolder
+from atoll.report.collect import BrokerFacts
+from atoll.report.write import write_report
+from atoll.run.folder import EVENTS_FILE, SIMULATED, RunFolder
 from atoll.run.history import History
 from atoll.run.merged_model import MergedModel, read_merged
 from atoll.run.record import read_run
-from atoll.run.saved import EVENTS_FILE
 from atoll.run.watch import Watch
 from atoll.settings import ArchiveSettings
 from atoll.wire.events import EVALUATOR, RoundEvent, event_of, fields_of, log_entry

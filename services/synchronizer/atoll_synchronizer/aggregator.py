@@ -40,8 +40,7 @@ from atoll.merge.norms import validated_norms
 from atoll.merge.outer import State
 from atoll.merge.round_merge import RoundMerge
 from atoll.protocol.events import Fold, PushKey
-from atoll.run.delta_chain import FrameReader
-from atoll.run.inline_frames import is_inline
+from atoll.run.delta_chain import FrameReader, is_inline
 from atoll.wire.messages import CHUNKS_GONE, Contribution, RunRecord
 from atoll.wire.subjects import is_push_nonce
 from atoll_synchronizer.archivist import Retention

@@ -46,10 +46,8 @@ from atoll.protocol.events import (
     LearnerLeft,
     QueueDrained,
 )
-from atoll.run.member_roll import MemberRoll, Strangers
-from atoll.run.push_keys import key_of
+from atoll.run.member_roll import IMPOSSIBLE_CLAIM, MemberRoll, Strangers, claim_of, with_claim
 from atoll.run.record import recorded_progress
-from atoll.run.reports import IMPOSSIBLE_CLAIM, claim_of, with_claim
 from atoll.wire.events import JunkEvent
 from atoll.wire.messages import Beat, Contribution, RunRecord, decode, is_unproven
 from atoll.wire.subjects import Subjects
@@ -290,7 +288,7 @@ class FactIntake:
             return []
         if standing is LifeStanding.UNKNOWN:
             return None
-        key = key_of(manifest)
+        key = manifest.key
         # Of two deliveries the newer one is settled, and the older one says what is merged.
         if (former := self._pending.contributions.get(key)) is not None:
             manifest = former.manifest

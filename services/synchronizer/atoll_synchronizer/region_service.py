@@ -7,7 +7,7 @@ shard the time until it reads by itself.
 
 Where the run corrects contributions by the outer momentum, a shard says which version they are merged into. If the run stores
 its outer state with every version, the shard names it, and the region reads it. If the run derives it
-(`atoll.run.outer_state`), the region follows the fragment: after the first time it reads a delta per version, which learners
+(`atoll.run.delta_chain`), the region follows the fragment: after the first time it reads a delta per version, which learners
 of the region read anyway.
 """
 
@@ -35,9 +35,8 @@ from atoll.merge.outer import MOMENTUM, State, make_outer
 from atoll.merge.partial import PartialShape, is_partial, partial_codec
 from atoll.merge.round_merge import update_of
 from atoll.protocol.events import PushKey
+from atoll.run.delta_chain import StatedVersion, read_outer_state, read_version
 from atoll.run.heads import read_head
-from atoll.run.outer_state import StatedVersion, read_outer_state, read_version
-from atoll.run.push_keys import key_of
 from atoll.run.record import read_run, recorded_progress
 from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.messages import RegionAnswer, RegionAsk, RunRecord, decode, encode
@@ -167,7 +166,7 @@ class RegionService:
         if asked.verb == "fold":
             again = bool(asked.pushes) and all(key in self._held for key in keys_of(asked))
             return again or bool(answer.missing or answer.reason)
-        return not answer.reason and asked.manifest is not None and key_of(asked.manifest) not in self._held
+        return not answer.reason and asked.manifest is not None and asked.manifest.key not in self._held
 
     def _drop(self, asked: RegionAsk) -> None:
         """Forget contributions that are settled; their chunks are removed by who keeps them."""
@@ -190,7 +189,7 @@ class RegionService:
             check_manifest(manifest, self._run)
         except PeerMisbehaved:
             return RegionAnswer(done=True, reason="malformed")
-        key = key_of(manifest)
+        key = manifest.key
         done = self._being_read[key] = asyncio.get_running_loop().create_future()
         try:
             async with self._reading:

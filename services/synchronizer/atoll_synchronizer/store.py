@@ -58,10 +58,9 @@ from atoll.merge.round_merge import update_of
 from atoll.protocol.events import Commit
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, close_together
 from atoll.protocol.ledger import Ledger
-from atoll.run.delta_chain import continued, digest_of_values, frames_of, keyframe_of
+from atoll.run.delta_chain import continued, digest_of_values, frames_of, keyframe_of, read_version
 from atoll.run.heads import head_info, head_nonce, went_back
 from atoll.run.ledger import read_fragment_ledger
-from atoll.run.outer_state import read_version
 from atoll.run.record import the_run
 from atoll.wire.blobs import BlobRef, Cut, Upload
 from atoll.wire.messages import Delta, Head, Included, RunRecord, decode, encode

@@ -39,7 +39,6 @@ from atoll.protocol.recorder import Replay
 from atoll.protocol.settings import NESTEROV
 from atoll.run.delta_chain import digest_of_values
 from atoll.run.heads import head_nonce
-from atoll.run.push_keys import key_of
 from atoll.wire.blobs import digest_of
 from atoll.wire.messages import Included, RunRecord
 
@@ -215,7 +214,7 @@ class RunReplay:
             head.fragment,
             head.version,
             made.epoch,
-            tuple(key_of(fold.manifest) for fold in made.folds),
+            tuple(fold.manifest.key for fold in made.folds),
             computed,
             (*decided, *inputs, *results),
             digest=head.digest,
@@ -363,7 +362,7 @@ class Difference:
 
 def otherwise(made: RetainedRound, decision: Decision) -> list[Difference]:
     """Return in what a round is not as it was decided."""
-    folded, due = [key_of(fold.manifest) for fold in made.folds], [fold.key for fold in decision.folds]
+    folded, due = [fold.manifest.key for fold in made.folds], [fold.key for fold in decision.folds]
     found = [Difference("it was folded, and is not retained", key) for key in due if key not in folded]
     found += [Difference("it is retained, and was not folded", key) for key in folded if key not in due]
     if not found and folded != due:
@@ -402,17 +401,17 @@ def unlisted(made: RetainedRound) -> list[Difference]:
         )
         there = listed.get((manifest.learner, manifest.incarnation, manifest.push))
         if there is None:
-            found.append(Difference("the head does not list it", key_of(manifest)))
+            found.append(Difference("the head does not list it", manifest.key))
         elif ours != there:
             names = [name for name in Included.__struct_fields__ if getattr(ours, name) != getattr(there, name)]
             got, due = (", ".join(f"{name}={getattr(each, name)}" for name in names) for each in (ours, there))
-            found.append(Difference("the head lists it otherwise than its manifest", key_of(manifest), got, due))
+            found.append(Difference("the head lists it otherwise than its manifest", manifest.key, got, due))
     return found
 
 
 def wrong(fold: RetainedFold, error: AtollError) -> Difference:
     """Return what is wrong with a contribution."""
-    return Difference(error.what, key_of(fold.manifest), error.got, error.allowed)
+    return Difference(error.what, fold.manifest.key, error.got, error.allowed)
 
 
 # A retained round, opened: what each learner's part of it was, and what it would have made without one of them. The parts are
@@ -534,5 +533,5 @@ def cosine(one: Vector, other: Vector) -> float | None:
 
 def command_of(fold: RetainedFold) -> Fold:
     """Return the command by which a contribution was folded."""
-    key = key_of(fold.manifest)
+    key = fold.manifest.key
     return Fold(key=key, weight=fold.weight, staleness_weight=fold.staleness_weight, age=fold.age, scale=fold.scale)

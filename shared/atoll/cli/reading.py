@@ -33,10 +33,9 @@ from atoll.keys.rights import Kind
 from atoll.keys.roll import KeyFolder
 from atoll.local.own_brokers import RunKeys, keys_of
 from atoll.protocol.settings import ProtocolSettings
-from atoll.run.folder import read_run_file
+from atoll.run.folder import EVENTS_FILE, SavedRun, read_run_file, saved_run
 from atoll.run.history import History
 from atoll.run.record import founded_run
-from atoll.run.saved import EVENTS_FILE, SavedRun, saved_run
 from atoll.settings import Settings, bus_options, load
 
 HINT_S: Final = 2.0

@@ -5,7 +5,7 @@ has acknowledged are not sent again. It may give a push up only before it first 
 the manifest may have arrived. It does so only when nothing got through for some time: a slow link is no reason. A push whose
 manifest carries its frame is never given up.
 
-A small frame has no segments at the broker: its manifest carries it (`atoll.run.inline_frames`).
+A small frame has no segments at the broker: its manifest carries it (`atoll.run.delta_chain`).
 
 Frames are compressed unless the last one of their fragment has gone up fast (`FAST_BYTES_PER_S`): then that takes longer than
 it saves. A shard answers in kind.
@@ -41,7 +41,7 @@ from atoll.bus.interface import Bus
 from atoll.codec import Encoded, FrameEncoder, Framing, MeasuredFrame, Read
 from atoll.protocol.events import Push
 from atoll.protocol.pacing import StepTimes
-from atoll.run.inline_frames import is_inline
+from atoll.run.delta_chain import is_inline
 from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.messages import Contribution, Member, PushNotes, RunRecord, encode
 from atoll.wire.subjects import PUSH_NONCE_BYTES

@@ -25,10 +25,9 @@ from atoll.base.logs import get
 from atoll.base.units import as_duration, as_size
 from atoll.base.wording import counted
 from atoll.protocol.settings import ProtocolSettings
-from atoll.run.hearing import Hearing
 from atoll.run.history import History
 from atoll.run.links import byte_ledger, name_of, total
-from atoll.run.process_views import HostView
+from atoll.run.process_views import Hearing, HostView
 from atoll.run.standing import late_after_s, making_of
 from atoll.wire.traffic import LinkTraffic, TrafficMeter
 

@@ -18,10 +18,9 @@ from atoll.base.units import as_bytes, as_count, as_duration, as_time
 from atoll.base.wording import counted
 from atoll.local.console import ConsolePicture, status_line
 from atoll.run.decisions import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation, describe_wait
-from atoll.run.hearing import Hearing
 from atoll.run.history import RoundLine, TimeMark
 from atoll.run.links import byte_ledger, name_of
-from atoll.run.process_views import HostView, LearnerView
+from atoll.run.process_views import Hearing, HostView, LearnerView
 from atoll.run.standing import (
     FragmentStatus,
     LearnerStatus,

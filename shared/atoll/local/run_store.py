@@ -40,7 +40,7 @@ from atoll.bus.interface import Bus, Record
 from atoll.bus.open import open_bus
 from atoll.local.options import UpPlan
 from atoll.protocol.ledger import Ledger
-from atoll.report.write import BrokerFacts
+from atoll.report.collect import BrokerFacts
 from atoll.run.delta_chain import read_values
 from atoll.run.folder import VALIDATION, RebuiltRecord, RunFolder
 from atoll.run.heads import read_heads

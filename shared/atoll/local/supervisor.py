@@ -45,7 +45,8 @@ from atoll.local.run_store import (
     try_archive,
 )
 from atoll.local.services import DASHBOARD, DATA, EVALUATOR, EXPORT, RESTARTS_MAX, Services
-from atoll.report.write import BrokerFacts, summary, write_report
+from atoll.report.collect import BrokerFacts
+from atoll.report.write import summary, write_report
 from atoll.run.folder import VALIDATION, RunFolder, move_aside
 from atoll.run.history import History
 from atoll.run.watch import Watch

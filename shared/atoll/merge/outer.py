@@ -173,7 +173,7 @@ def derivable(settings: ProtocolSettings) -> bool:
     four bits is half a byte. So the momentum is *defined* by the values sent. Rounding's error is in it, as a difference of
     two residues, and a share of mu^2 / (1 + mu) of it (0.07 at mu = 0.3) enters the next step, where the residue takes it
     back. A keyframe is stored with its momentum. A reader of it and the deltas after it has the momentum of the newest version
-    to the bit (`atoll.run.outer_state`). The residue stays with the owner of a shard. The next one begins with none, so at
+    to the bit (`atoll.run.delta_chain`). The residue stays with the owner of a shard. The next one begins with none, so at
     most half a quantiser's step of each parameter is lost with an owner. Where the state says more than the values do (an
     average, an optimizer of optax), it is stored with every version, residue included.
     """

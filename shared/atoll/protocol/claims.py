@@ -18,7 +18,7 @@ The first claim of a life that an owner hears is bounded by the time that the li
 read the members without it, or since the run was founded, by clocks that may be an hour apart. The claims after it are bounded
 by the time since it.
 
-A reader of the run that judges nothing else (`atoll.run.reports`) has only the founding: it takes what could be by now.
+A reader of the run that judges nothing else (`atoll.run.member_roll`) has only the founding: it takes what could be by now.
 
 A learner keeps the same bound from its own side (`StepAllowance`): it holds a faster loop, and says so. So nothing of an
 honest loop is beyond belief, whichever owner hears it, and whenever.

@@ -5,21 +5,17 @@ apportions it to whole tokens. `tokens_by_fate` always sums to `tokens_trained` 
 as `lost`; contradictions between ledgers appear in `fates_errors`. `fates_exact` is true only if every shard closed its
 ledger, every account balances and nothing has two fates.
 
-**Bytes** are payload bytes. Up and down are what the learners sent and read, by their own counters (for a killed learner:
-up to its last heartbeat). Merged is the size of contributions that entered a commit, published the size of the frames of
-those commits, each counted once. Both come from the event log, so they survive any kill. `moved` is the ledger of every
-link (`atoll.run.links`).
+**Bytes** are payload bytes: up and down by the learners' own counters, merged and published by the event log, so these two
+survive any kill. `moved` is the ledger of every link (`atoll.run.links`).
 
-**Over time.** Curves are those of `atoll.run.curves`, and what was slow is that of `atoll.story.slowness`, so the report of a
-run, its page and `atoll why` agree. Times are seconds since `began_s`, the first thing that the event log tells of. A
-learner's tokens/s are in the bins of the whole run, so that those of all learners add up to the run's. Everything is bounded:
-`LEARNERS_MAX` learners, and at most `POINTS_MAX` points each.
+**Over time.** Curves, and what was slow, are those of the page and of `atoll why`. Times are seconds since `began_s`, the first
+thing that the event log tells of. Everything is bounded: `LEARNERS_MAX` learners, and at most `POINTS_MAX` points each.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
@@ -29,7 +25,7 @@ import atoll
 from atoll.base.provenance import commit, machine
 from atoll.protocol.ledger import Account, Ledger, apportion, settle
 from atoll.run.curves import first_s, learner_curve, lines_of, rates, span_of, stretches, thinned
-from atoll.run.folder import SessionRecord
+from atoll.run.folder import RunFile
 from atoll.run.history import History
 from atoll.run.links import as_report, byte_ledger
 from atoll.run.process_views import LearnerLife, LearnerView
@@ -45,85 +41,91 @@ LEARNERS_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """The inputs of a report besides the view.
+class BrokerFacts:
+    """Facts that a report reads from a run's broker beside the view; the defaults stand for a broker that did not answer.
 
-    `settings` are dotted names without secrets, `validation` is the export's measurement (empty when it failed),
-    `data_hash` is the fingerprint of the token shards (empty if unknown). `ended` names the learners whose processes are
-    certainly over: those that `up` itself had started. `clock` names the clock of all seconds. `ledger` is the
-    whole run's ledger from heads and leases, needed only if a shard did not close its own. `history` is the event log as
-    stories read it, None if it could not be read to its end.
+    `data_hash` is the fingerprint of the token shards. `ledger` is the ledger from heads and leases, for a run in which a shard
+    did not close its own. `history` is the event log as stories read it, None if it could not be read to its end.
     """
 
-    run: str
-    settings: Mapping[str, Any]
-    sessions: Sequence[SessionRecord]
-    validation: Mapping[str, Any]
-    data_hash: str
-    ended: Collection[str] = ()
-    clock: Literal["wall", "virtual"] = "wall"
+    data_hash: str = ""
     ledger: Ledger | None = None
     history: History | None = None
 
 
-def collect(view: History, facts: Facts) -> dict[str, Any]:
-    """Return the report of a run as it stands, in plain JSON values."""
-    ledger = ledger_of(view, facts)
-    believe_the_dead(view, ledger, facts.ended, closed=not _unclosed(view, facts))
+def collect(
+    view: History,
+    run: RunFile,
+    last: BrokerFacts,
+    *,
+    validation: Mapping[str, Any],
+    ended: Collection[str] = (),
+    clock: Literal["wall", "virtual"] = "wall",
+) -> dict[str, Any]:
+    """Return the report of a run as it stands, in plain JSON values.
+
+    Args:
+        view: what was heard of it.
+        run: its file; settings are dotted names without secrets.
+        last: what its broker said at the end.
+        validation: the export's measurement, empty if it failed.
+        ended: the learners whose processes are certainly over.
+        clock: the clock of all seconds.
+    """
+    unclosed = [name for name in _shard_names(run) if name not in view.ledgers]
+    ledger = _whole_ledger(view, last.ledger if unclosed else None)
+    believe_the_dead(view, ledger, ended, closed=not unclosed)
     remember_the_lost(view, ledger)
-    fragments = int(facts.settings["protocol.fragments"])
+    fragments, history = int(run.settings["protocol.fragments"]), last.history
+    goodput = None if history is None else goodput_of(history).share
+    doubts = [_describe_unclosed(name, run, heads_read=last.ledger is not None) for name in unclosed]
+    doubts += _unbooked(view, ledger, "that no ledger tells of" if unclosed else "after the ledgers were closed")
     return {
         "schema": SCHEMA,
-        "run": facts.run,
-        "ended": facts.sessions[-1].ended if facts.sessions else "unknown",
-        **_fates(ledger, fragments, _doubts(view, facts, ledger)),
-        "validation": _validation(view, facts.validation, facts.settings),
-        "bytes_up": sum(session.bytes_up for session in facts.sessions),
-        "bytes_down": sum(session.bytes_down for session in facts.sessions),
+        "run": run.run,
+        "ended": run.sessions[-1].ended if run.sessions else "unknown",
+        **_fates(ledger, fragments, doubts),
+        "validation": _validation(view, validation, fragments),
+        "bytes_up": sum(session.bytes_up for session in run.sessions),
+        "bytes_down": sum(session.bytes_down for session in run.sessions),
         "bytes_merged": view.bytes_merged,
         "bytes_published": view.bytes_published,
         "moved": as_report(byte_ledger(view, fragments)),
-        "goodput": _goodput(facts.history),
+        "goodput": None if goodput is None else round(goodput, 4),
         "commits": view.commits,
         "rounds": _rounds(view),
         "curves": curves_of_run(view),
-        "slow": slow_parts(facts.history, first_s(view)),
-        "faults": None if facts.history is None else facts.history.faults_of_ended(facts.ended),
+        "slow": None if history is None else slow_parts(history, first_s(view)),
+        "faults": None if history is None else history.faults_of_ended(ended),
         "refused": dict(sorted(view.refused_by_reason.items())),
         "quarantined": [msgspec.to_builtins(isolated) for isolated in view.isolations],
         "learners": [_learner(learner, ledger, fragments) for _, learner in sorted(view.learners.items())],
-        "shards": _shards(view, facts),
-        "seed": facts.settings.get("seed", 0),
-        "wall_s": round(sum(session.wall_s for session in facts.sessions), 3),
-        "clock": facts.clock,
-        "sessions": len(facts.sessions),
-        "rebuilt": [msgspec.to_builtins(session.rebuilt) for session in facts.sessions if session.rebuilt],
+        "shards": [_shard(view, name) for name in _shard_names(run)],
+        "seed": run.settings.get("seed", 0),
+        "wall_s": round(sum(session.wall_s for session in run.sessions), 3),
+        "clock": clock,
+        "sessions": len(run.sessions),
+        "rebuilt": [msgspec.to_builtins(session.rebuilt) for session in run.sessions if session.rebuilt],
         "machine": machine(),
         "atoll": atoll.__version__,
         "commit": commit(),
-        "data_source_hash": facts.validation.get("source_hash") or facts.data_hash,
-        "settings": dict(facts.settings),
+        "data_source_hash": validation.get("source_hash") or last.data_hash,
+        "settings": dict(run.settings),
     }
 
 
-def _shard_names(facts: Facts) -> list[str]:
-    return [f"shard-{i}" for i in range(int(facts.settings["protocol.shards"]))]
+def _shard_names(run: RunFile) -> list[str]:
+    return [f"shard-{i}" for i in range(int(run.settings["protocol.shards"]))]
 
 
-def _unclosed(view: History, facts: Facts) -> list[str]:
-    return [name for name in _shard_names(facts) if name not in view.ledgers]
-
-
-def ledger_of(view: History, facts: Facts) -> Ledger:
-    """Return the run's ledger: the sum of what all shards closed; if one did not, the sum of what the fragments' heads hold."""
+def _whole_ledger(view: History, of_heads: Ledger | None) -> Ledger:
+    """Return the sum of what all shards closed; if one did not, the sum of what the fragments' heads hold."""
+    if of_heads is None:
+        return view.closed_ledger()
     ledger = Ledger()
-    if facts.ledger is not None and _unclosed(view, facts):
-        ledger.absorb(facts.ledger)
-        for _, closed in sorted(view.ledgers.items()):
-            ledger.learn(closed.ledger)
-        return ledger
+    ledger.absorb(of_heads)
     for _, closed in sorted(view.ledgers.items()):
-        ledger.absorb(closed.ledger)
+        ledger.learn(closed.ledger)
     return ledger
 
 
@@ -154,33 +156,23 @@ def remember_the_lost(view: History, ledger: Ledger) -> None:
         life.tokens = max(life.tokens, account.trained)
 
 
-def _doubts(view: History, facts: Facts, ledger: Ledger) -> list[str]:
-    """Return what the ledgers cannot know: a shard that never closed its ledger, a learner that trained on afterwards."""
-    unclosed = _unclosed(view, facts)
-    doubts = [_missing(name, facts) for name in unclosed]
+def _unbooked(view: History, ledger: Ledger, where: str) -> Iterator[str]:
     for learner in view.learners.values():
         for life in learner.lives.values():
             name = f"{learner.learner}/{life.incarnation}"
-            booked = ledger.accounts.get(name, Account()).trained
-            if ledger.has_folded(name):
-                continue
-            if life.tokens > booked:
-                where = "that no ledger tells of" if unclosed else "after the ledgers were closed"
-                doubts.append(f"{learner.learner}/{life.incarnation} trained {life.tokens - booked} tokens {where}")
-    return doubts
+            beyond = life.tokens - ledger.accounts.get(name, Account()).trained
+            if beyond > 0 and not ledger.has_folded(name):
+                yield f"{name} trained {beyond} tokens {where}"
 
 
-def _missing(shard: str, facts: Facts) -> str:
-    """Return whose ledger is missing, how far the counts go without it, and that other figures do not need it.
-
-    The head of a fragment names its ledger as of its last commit, so with those only what came later is not known.
-    """
-    shards, fragments = int(facts.settings["protocol.shards"]), int(facts.settings["protocol.fragments"])
+def _describe_unclosed(shard: str, run: RunFile, *, heads_read: bool) -> str:
+    """Return whose ledger is missing, and how far the counts go without it: heads name theirs as of the last commits."""
+    shards, fragments = int(run.settings["protocol.shards"]), int(run.settings["protocol.fragments"])
     own = [str(fragment) for fragment in range(int(shard.removeprefix("shard-")), fragments, shards)]
     whose = f"fragments {', '.join([*own[:FRAGMENTS_NAMED], '…'][: len(own)])}"
     known = (
         f"what it merged into {whose} is known, and what it refused there after the last commits counts as lost"
-        if facts.ledger is not None
+        if heads_read
         else f"what became of the tokens in {whose} is not known, and counts as lost"
     )
     return f"{shard} did not close its ledger: {known}; losses and bytes do not depend on it"
@@ -198,10 +190,9 @@ def _fates(ledger: Ledger, fragments: int, doubts: Sequence[str]) -> dict[str, A
     }
 
 
-def _validation(view: History, exported: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _validation(view: History, exported: Mapping[str, Any], fragments: int) -> dict[str, Any]:
     """Return the export's own two measurements, or the curve's ends where there was no export, and the curve."""
     points = [note.fields for note in thinned(list(view.validations), CURVE_MAX)]
-    fragments = int(settings["protocol.fragments"])
     curve = [
         {
             "run_tokens": point.run_tokens,
@@ -235,17 +226,10 @@ def _averaged(bits_per_byte: float | None) -> dict[str, float]:
     return {} if bits_per_byte is None else {"average_bits_per_byte": bits_per_byte}
 
 
-def _goodput(history: History | None) -> float | None:
-    """Return the goodput of all sessions (`atoll.story.goodput`); None without the event log, or if nobody stepped."""
-    share = None if history is None else goodput_of(history).share
-    return None if share is None else round(share, 4)
-
-
 def _rounds(view: History) -> dict[str, Any]:
     """Return what all rounds come to; times are of those that the view keeps, which are the last of a very long run."""
     rounds, sums = [line.round for line in view.rounds], view.sums
     waited = sorted(line.waited_s for line in rounds)
-    judged = {"shortened": sums.shortened, "unheard": sums.unheard}
     return {
         "count": view.commits,
         "contributors_mean": round(sums.contributions / view.commits, 6) if view.commits else None,
@@ -256,7 +240,8 @@ def _rounds(view: History) -> dict[str, Any]:
         "merge_s_mean": mean([line.merge_s for line in rounds]),
         "commit_s_mean": mean([line.commit_s for line in rounds]),
         "ends": dict(sorted(sums.ends.items())),
-        **{what: dict(sorted(by.items())) for what, by in judged.items()},
+        "shortened": dict(sorted(sums.shortened.items())),
+        "unheard": dict(sorted(sums.unheard.items())),
     }
 
 
@@ -291,20 +276,10 @@ def _life(life: LearnerLife, account: Account, fragments: int) -> dict[str, Any]
     }
 
 
-def _shards(view: History, facts: Facts) -> list[dict[str, Any]]:
-    commits = view.sums.commits
-    shards = []
-    for name in _shard_names(facts):
-        closed = view.ledgers.get(name)
-        shards.append(
-            {
-                "shard": name,
-                "commits": commits[name],
-                "closed": closed is not None,
-                "reason": "" if closed is None else closed.reason,
-            }
-        )
-    return shards
+def _shard(view: History, name: str) -> dict[str, Any]:
+    closed = view.ledgers.get(name)
+    reason = "" if closed is None else closed.reason
+    return {"shard": name, "commits": view.sums.commits[name], "closed": closed is not None, "reason": reason}
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -325,44 +300,37 @@ def curves_of_run(view: History) -> dict[str, Any]:
     lines = {name: lines_of(one) for name, one in sorted(view.learners.items())}
     parts = {name: list(stretches(view.learners[name], samples)) for name, samples in lines.items()}
     every = [part for own in parts.values() for part in own]
-    span = span_of(every) if every else (0.0, 0.0)
-    made = rates(every, span)
-    learners = []
-    for name in list(lines)[:LEARNERS_MAX]:
-        own = rates(parts[name], span)
-        learners.append({**asdict(learner_curve(name, lines[name], began_s)), "tokens_per_s": own.tokens_per_s})
+    span = span_of(every) if every else None
     return {
         "began_s": round(began_s, 3),
-        "learners": learners,
+        "learners": [
+            # In the bins of the whole run, so that the tokens/s of all learners add up to the run's.
+            asdict(learner_curve(name, lines[name], began_s)) | {"tokens_per_s": rates(parts[name], span).tokens_per_s}
+            for name in list(lines)[:LEARNERS_MAX]
+        ],
         "learners_left_out": max(0, len(lines) - LEARNERS_MAX),
-        "rates": {
-            "at_s": [round(at_s - began_s, 2) for at_s in made.at_s],
-            "tokens_per_s": made.tokens_per_s,
-            "goodput": made.goodput,
-        },
+        "rates": rates(every).as_json(began_s),
     }
 
 
-def slow_parts(history: History | None, began_s: float) -> dict[str, Any] | None:
-    """Return what was slow, in plain JSON values, with times in seconds since `began_s`; None without the event log."""
-    if history is None:
-        return None
-    told = slowness(history)
+def slow_parts(history: History, began_s: float) -> dict[str, Any]:
+    """Return what was slow, in plain JSON values, with times in seconds since `began_s`."""
+    slow = slowness(history)
     return {
-        "lost": [
-            {**asdict(part), "seconds": round(part.seconds, 3), "share": round(part.share, 5)} for part in told.lost
-        ],
-        "findings": [_finding(found, began_s) for found in told.findings],
-        "notes": list(told.notes),
+        "lost": [part.as_json() for part in slow.lost],
+        "findings": [_finding(found, began_s) for found in slow.findings],
+        "notes": list(slow.notes),
     }
 
 
 def _finding(found: RunFinding, began_s: float) -> dict[str, Any]:
-    until_s = None if found.until_s is None else round(found.until_s - began_s, 3)
     return {
-        **asdict(found),
+        "cause": found.cause,
+        "culprit": found.culprit,
         "from_s": round(found.from_s - began_s, 3),
-        "until_s": until_s,
+        "until_s": None if found.until_s is None else round(found.until_s - began_s, 3),
+        "text": found.text,
+        "command": found.command,
         "evidence": list(found.evidence),
         "consequences": [_finding(each, began_s) for each in found.consequences],
     }

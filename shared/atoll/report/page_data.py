@@ -33,10 +33,9 @@ from atoll.run.curves import (
     thinned,
 )
 from atoll.run.decisions import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation, describe_wait
-from atoll.run.hearing import Hearing
 from atoll.run.history import History, RoundLine, TimeMark
 from atoll.run.links import as_report, byte_ledger, name_of
-from atoll.run.process_views import HostView, LearnerLife, LearnerView, SampleLine
+from atoll.run.process_views import Hearing, HostView, LearnerLife, LearnerView, SampleLine
 from atoll.run.standing import making_of
 from atoll.story.goodput import goodput_of
 from atoll.story.slowness import slowness
@@ -455,11 +454,7 @@ def curves_of(view: History, facts: PageFacts) -> dict[str, Any]:
         "lags": lags,
         "speeds": speeds,
         "rounds": _rounds_over_time(view, began_s),
-        "rates": {
-            "at_s": [round(at_s - began_s, 2) for at_s in made.at_s],
-            "tokens_per_s": made.tokens_per_s,
-            "goodput": made.goodput,
-        },
+        "rates": made.as_json(began_s),
         "goodput": {"now": made.now, "whole": None if goodput is None else round(goodput, 4)},
     }
 
@@ -542,15 +537,7 @@ def causes_of(history: History, facts: PageFacts) -> dict[str, Any]:
             }
             for found in slow.findings
         ],
-        "slow": [
-            {
-                **asdict(part),
-                "seconds": round(part.seconds, 3),
-                "share": round(part.share, 5),
-                "command": whole_command(part.command, facts),
-            }
-            for part in slow.lost
-        ],
+        "slow": [part.as_json() | {"command": whole_command(part.command, facts)} for part in slow.lost],
         "notes": list(slow.notes),
     }
 

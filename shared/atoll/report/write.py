@@ -1,13 +1,22 @@
-"""Writes `report.json` and `report.html` to the run's folder, and a summary of a few lines."""
+"""Writes `report.json` and `report.html` to the run's folder, and a summary of a few lines.
+
+`report.html` is the dashboard's page with the run's frames inside, in one file that loads nothing and opens from a disk. A
+monitor serves the files of `static/` and sends frames as the run goes on (`atoll_monitor.dashboard`). Here scripts are `data:`
+modules behind an import map, because a page of `file://` may import no neighbour, and the frames are JSON in the page. The
+policy allows these scripts by their digests, and no other: what a peer has written stays text.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -16,59 +25,32 @@ from atoll.base.parsing import parsed
 from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_file, text_or_empty
 from atoll.base.units import as_size
 from atoll.base.wording import few
-from atoll.protocol.ledger import Ledger
-from atoll.report.collect import Facts, collect
-from atoll.report.page import page_with
+from atoll.report.collect import BrokerFacts, collect
 from atoll.report.page_data import PageFacts, causes_of, curves_of, state_of
 from atoll.run.curves import first_s
-from atoll.run.folder import VALIDATION, RunFile, RunFolder
+from atoll.run.folder import VALIDATION, RunFile, RunFolder, agreement_of
 from atoll.run.history import History
-from atoll.run.saved import agreement_of
 
 NAMED_MAX = 4
 SAMPLE_CHARS_MAX = 20_000
+STATIC: Final = Path(__file__).parent / "static"
+_ENTRY: Final = 'import "main.js";'
 DOUBTS_MAX = 4
 """So many reasons why the fates are not exact are in the summary; the report has all of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerFacts:
-    """Facts that a report reads from a run's broker beside the view; the defaults stand for a broker that did not answer.
-
-    `data_hash` is the fingerprint of the token shards. `ledger` is the ledger from the fragments' heads, for a run in
-    which a shard did not close its own. `history` is the event log as stories read it.
-    """
-
-    data_hash: str = ""
-    ledger: Ledger | None = None
-    history: History | None = None
 
 
 def write_report(
     folder: RunFolder, view: History, run: RunFile, last: BrokerFacts, clock: Literal["wall", "virtual"] = "wall"
 ) -> tuple[dict[str, Any], AtollError | None]:
     """Write both files; return the report, and why one could not be written. Of the run's processes only the broker runs."""
-    facts = Facts(
-        run=run.run,
-        settings=run.settings,
-        sessions=run.sessions,
-        validation=_exported(folder.path(VALIDATION)),
-        data_hash=last.data_hash,
-        ended=[f"learner-{i}" for i in range(1, run.learners + 1)],
-        clock=clock,
-        ledger=last.ledger,
-        history=last.history,
-    )
-    report = collect(view, facts)
-
-    def page() -> str:
-        return page_with(page_frames(report, view, run, last.history, folder.out))
-
-    def document() -> str:
-        return json.dumps(report, indent=2, allow_nan=False) + "\n"
-
+    validation, ended = _read_validation(folder.path(VALIDATION)), [f"learner-{i}" for i in range(1, run.learners + 1)]
+    report = collect(view, run, last, validation=validation, ended=ended, clock=clock)
+    contents: dict[str, Callable[[], str]] = {
+        "report.json": lambda: json.dumps(report, indent=2, allow_nan=False) + "\n",
+        "report.html": lambda: page_with(page_frames(report, view, run, last.history, folder.out)),
+    }
     unwritten: AtollError | None = None
-    for name, content in (("report.json", document), ("report.html", page)):
+    for name, content in contents.items():
         try:
             folder.write(name, content().encode())
         except AtollError as error:  # the other one may go well, and the report is there to be told
@@ -134,7 +116,6 @@ def summary(report: Mapping[str, Any], out: Path, following: str = "") -> str:
 
 
 def _moved(moved: Mapping[str, Any]) -> str:
-    """Return what the learners' links carried, and how much less that is than data-parallel training would have moved."""
     learners = moved["learners"]
     both = (
         f"{as_size(learners['wire_up'])} up, {as_size(learners['wire_down'])} down on the wire of the learners' links"
@@ -146,8 +127,60 @@ def _moved(moved: Mapping[str, Any]) -> str:
     )
 
 
-def _exported(path: Path) -> dict[str, Any]:
+def _read_validation(path: Path) -> dict[str, Any]:
     try:
         return parsed(read_file(path, DOCUMENT_BYTES_MAX), dict[str, Any])
     except (OSError, msgspec.MsgspecError):
         return {}
+
+
+def page_with(frames: Mapping[str, Any]) -> str:
+    """Return the page that shows these frames, by kind as the feed of a monitor sends them."""
+    imports = {name: _data("text/javascript", _with_bare_imports(text)) for name, text in _scripts().items()}
+    import_map = msgspec.json.encode({"imports": imports}).decode()
+    # No tag can begin inside of it, whatever the run's processes are called.
+    data = msgspec.json.encode(frames).decode().replace("<", "\\u003c")
+    styles: list[str] = []
+
+    def inline_style(link: re.Match[str]) -> str:
+        styles.append(_read(link[1]))
+        return f"<style>{styles[-1]}</style>"
+
+    page = re.sub(r'<link rel="stylesheet" href="static/([^"]+)">', inline_style, _read("index.html"))
+    policy = (
+        f"default-src 'none'; script-src {_digest(import_map)} {_digest(_ENTRY)} data:; "
+        f"style-src {' '.join(map(_digest, styles))}; img-src data:; base-uri 'none'; form-action 'none'; "
+        "require-trusted-types-for 'script'"
+    )
+    replacements = {
+        '<meta charset="utf-8">': f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        "static/icon.svg": _data("image/svg+xml", _read("icon.svg")),
+        '<a href="data.json">data.json</a>': '<a href="report.json">report.json</a>',
+        "<title>Atoll</title>": f"<title>{escape(str(frames['state']['run']))} · Atoll</title>",
+        '<script type="module" src="static/main.js"></script>': f'<script type="importmap">{import_map}</script>\n'
+        f'<script type="application/json" id="frames">{data}</script>\n<script type="module">{_ENTRY}</script>',
+    }
+    for former, latter in replacements.items():
+        page = page.replace(former, latter, 1)
+    return page
+
+
+def _scripts() -> dict[str, str]:
+    return {path.relative_to(STATIC).as_posix(): path.read_text(encoding="utf-8") for path in STATIC.rglob("*.js")}
+
+
+def _with_bare_imports(script: str) -> str:
+    # As the import map names its neighbours: a `data:` module has no place to count from.
+    return re.sub(r'\b(from|import) "\./', r'\1 "', script)
+
+
+def _read(name: str) -> str:
+    return (STATIC / name).read_text(encoding="utf-8")
+
+
+def _data(kind: str, text: str) -> str:
+    return f"data:{kind};base64,{b64encode(text.encode()).decode()}"
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"

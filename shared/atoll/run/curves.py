@@ -1,13 +1,10 @@
-"""Curves of a run over time, from samples of its learners: pure, bounded, the same for a live run and for a finished one.
-
-The dashboard and the report draw what is made here, so they agree.
+"""Curves of a run over time, from samples of its learners: pure, bounded, the same for the dashboard and for the report.
 
 Between two samples of one incarnation a learner was present, and stepped for (new steps) x (step time), at most for the time
-between them. Between two incarnations of which the first did not leave it was present and did not step: so faults show. In a
-run that goes on the same is true since the last sample of a silent learner (`silence`); its reader judges who is silent. In a
-bin of time, tokens/s is the tokens of all learners over its length, and goodput is their seconds stepping over those present.
-A sample's tokens are spread evenly over the time since the one before. The goodput of a whole run is told elsewhere, from its
-event log (`atoll.story.goodput`): one run has one figure.
+between them. Between two incarnations of which the first did not leave it was present and did not step, and so since the last
+sample of a silent learner (`silence`): faults show. In a bin of time, tokens/s is the tokens of all learners over its length,
+and goodput is their seconds stepping over those present. A sample's tokens are spread evenly over the time since the one
+before. The goodput of a whole run is that of its event log (`atoll.story.goodput`).
 """
 
 from __future__ import annotations
@@ -48,6 +45,11 @@ class Rates:
     tokens_per_s: list[float | None] = field(default_factory=list)
     goodput: list[float | None] = field(default_factory=list)
     now: float | None = None
+
+    def as_json(self, began_s: float) -> dict[str, list[float] | list[float | None]]:
+        """Return the bins in plain JSON values, with times in seconds since `began_s`."""
+        at_s = [round(at_s - began_s, 2) for at_s in self.at_s]
+        return {"at_s": at_s, "tokens_per_s": self.tokens_per_s, "goodput": self.goodput}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,15 @@
-"""A global fragment on the broker: a keyframe and the deltas after it, as in a film.
+"""A global fragment on the broker: a keyframe and the deltas after it, as in a film; and its outer state.
 
-    keyframe k ── delta k+1 ── delta k+2 ── ... ── delta v        all named by the head of version v
+    keyframe k, state k ── delta k+1 ── delta k+2 ── ... ── delta v        all named by the head of version v
 
 A keyframe is the float32 values of its version, bit for bit. A delta is what a version adds to the one before, in the
-run's `codec_down`. A learner that holds version v - 1 reads a few bits per parameter, adds them and holds version v. A
-learner that is new, or was away for long, reads the keyframe and every delta after it. All learners add the same
-decoded numbers in the same order in float32, so all hold the same bits as the shard, whose own values are that sum too.
-The shard keeps what rounding took from a delta and sends it with a later one (`atoll.merge.global_update`). Nothing drifts.
-The head gives the digest of the values, so a learner notices a wrong sum and begins again at the keyframe.
+run's `codec_down`; in float32 every version is a keyframe. All readers add the same decoded numbers in the same order in
+float32, so all hold the same bits as the shard, whose own values are that sum too. The shard keeps what rounding took from a
+delta and sends it with a later one (`atoll.merge.global_update`). The head gives the digest of the values, so a reader notices
+a wrong sum and begins again at the keyframe. The deltas before a keyframe stay for learners that are a little behind.
 
-Every `keyframe_versions` versions there is a new keyframe. The deltas before it stay for learners that are a little
-behind, which need not read the keyframe. In float32 every version is a keyframe and there are no deltas.
+Where the run derives its outer state (`atoll.merge.outer`), the head names that of its keyframe, and each delta after it moves
+the momentum on by the values before and after. In other runs it names the state of its own version.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import contextlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import xxhash
@@ -31,9 +29,12 @@ from atoll.base.errors import BlobCorrupt, BlobGone, FrameRejected, PeerMisbehav
 from atoll.base.logs import get
 from atoll.base.parallel import off_loop, parts
 from atoll.bus.interface import Bus
-from atoll.codec import KEYFRAME, Encoded, FrameDecoder, FrameEncoder, Framing
+from atoll.codec import KEYFRAME, ArraysDecoder, Encoded, FrameDecoder, FrameEncoder, Framing
+from atoll.merge.global_update import GlobalUpdate, state_bytes_max
+from atoll.merge.outer import State
 from atoll.model.layout import FragmentSlice
 from atoll.wire.blobs import BlobRef, Download
+from atoll.wire.limits import INLINE_BYTES_MAX
 from atoll.wire.messages import Delta, Head, RunRecord
 from atoll.wire.subjects import Subjects
 
@@ -48,9 +49,8 @@ _AHEAD = 8
 class FrameReader:
     """A blob on its way into memory, and the frame that its pieces form; contributions are received like this, too.
 
-    The number of elements and the codec say what an honest sender may send, so everything else is refused before memory
-    is allocated. Each segment is checked and kept as it arrives. If the broker goes away meanwhile, the same reader
-    continues where it was.
+    What no honest sender of so many elements in this codec sends is refused before memory is allocated. If the broker goes
+    away meanwhile, the same reader continues where it was.
     """
 
     download: Download
@@ -92,16 +92,6 @@ class FrameReader:
             keep[0] = piece
 
 
-class ChainFollower(Protocol):
-    """Is told the values of every version that a reader comes through, for what follows from them (`atoll.run.outer_state`)."""
-
-    async def begin(self, version: int) -> None:
-        """Begin at a version, perhaps once more: the reader was misled before."""
-
-    def follow(self, start: int, stop: int, before: Vector, after: Vector) -> None:
-        """Go on to the next version, by its values and those before it, elements `start` to `stop`; called in a thread."""
-
-
 def keyframe_of(values: Vector) -> FrameEncoder:
     """Return the frame of float32 values; they must not change while it is sent."""
     return FrameEncoder(Framing(values.size, KEYFRAME), lambda start, stop: values[start:stop])
@@ -138,11 +128,11 @@ async def read_values(
     run: RunRecord,
     head: Head,
     held: tuple[int, Vector] | None = None,
-    follower: ChainFollower | None = None,
+    follower: _StateReader | None = None,
 ) -> Vector:
     """Return the values of `head`, flat float32 in layout order, in memory of their own.
 
-    `held` is a version of the fragment and its values; if it helps, only the deltas after it are read. `follower` is told of
+    `held` is a version of the fragment and its values; if it helps, only the deltas after it are read. `follower` follows
     every version on the way.
 
     Raises:
@@ -179,7 +169,7 @@ async def _advanced(
     head: Head,
     held: tuple[int, Vector],
     values: Vector,
-    follower: ChainFollower | None = None,
+    follower: _StateReader | None,
 ) -> bool:
     """Do `values <- held + every delta after it`, reading ahead; return whether the head's values came out."""
     (since, base), codec = held, run.protocol.of(head.fragment).codec_down
@@ -217,12 +207,10 @@ def _add(
     delta: Encoded | None,
     values: Vector,
     digest: xxhash.xxh3_128 | None,
-    follower: ChainFollower | None = None,
+    follower: _StateReader | None = None,
 ) -> None:
-    """Do `values <- base + delta`, update `digest` with the result and tell `follower`; base and values may be one array.
-
-    One thread works part by part: it touches cached data three times, and the digest needs the parts in order.
-    """
+    """Do `values <- base + delta`, update `digest` with the result and `follower`; base and values may be one array."""
+    # One thread works part by part: it touches cached data three times, and the digest needs the parts in order.
     for start, stop in parts(0, values.size):
         here = slice(start, stop)
         before = base[here]
@@ -240,10 +228,104 @@ def _add(
 
 
 async def _read(bus: Bus, ref: BlobRef, elements: int, codec: str) -> FrameDecoder:
-    """Return a frame that was read as a whole; raise `BlobCorrupt` if a head may not name it."""
     try:
         arrival = await off_loop(elements, FrameReader.of, ref, elements, codec)
         await arrival.receive(bus)
     except PeerMisbehaved as error:
         raise BlobCorrupt("a head names a frame that cannot be used", got=f"{ref.stem}: {error}") from error
     return arrival.frame
+
+
+def is_inline(run: RunRecord, fragment: int) -> bool:
+    """Return whether contributions of a fragment travel inside their manifests: by the run alone, so both sides know.
+
+    Storing, reading and removing a short frame are three requests to the broker, which cost as much as its base64 (ADR 65). A
+    learner whose region adds up sends none inline: its frames stay in the region.
+    """
+    return fits_manifest(Framing(run.layout.fragment_sizes()[fragment], run.protocol.of(fragment).codec_up))
+
+
+def fits_manifest(framing: Framing) -> bool:
+    """Return whether a manifest has room for any frame of such a vector."""
+    return framing.segments == 1 and framing.size_bytes <= INLINE_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class StatedVersion:
+    """A version of a fragment: its values, flat float32, and what is stored or derived of its outer state."""
+
+    version: int
+    values: Vector
+    state: State
+
+
+async def read_version(
+    bus: Bus, run: RunRecord, head: Head, update: GlobalUpdate, held: StatedVersion | None = None
+) -> StatedVersion:
+    """Return the version that `head` makes visible; from one that is `held`, if it helps, and the deltas after it.
+
+    Raises:
+        BlobGone, BlobCorrupt, PeerMisbehaved: see `read_values`; or the state is none of this run's, or larger than any.
+    """
+    known = None if held is None else (held.version, held.values)
+    if not update.derived:
+        values = await read_values(bus, run, head, known)
+        return StatedVersion(head.version, values, await _stored(bus, head.state, update, values))
+    reader = _StateReader(bus, head.state, update, run.layout.fragment_sizes()[head.fragment], held)
+    values = await read_values(bus, run, head, known, reader)
+    return StatedVersion(head.version, values, reader.state)
+
+
+class _StateReader:
+    """Derives the outer state along a chain of deltas."""
+
+    def __init__(
+        self, bus: Bus, ref: BlobRef | None, update: GlobalUpdate, elements: int, held: StatedVersion | None
+    ) -> None:
+        self._bus, self._ref, self._update, self._elements, self._held = bus, ref, update, elements, held
+        self.state: State = {}
+
+    async def begin(self, version: int) -> None:
+        """Take the state of the version that is held, or of the keyframe; called again if the values held were wrong."""
+        held = self._held
+        self._held = None  # who begins once more was misled by it
+        if held is not None and held.version == version:
+            self.state = {name: array.copy() for name, array in held.state.items()}
+        elif version and self._ref is None and self._update.stored(self._update.init(np.zeros(1, np.float32))):
+            raise BlobCorrupt("a keyframe without the outer state that belongs to it", got=f"version {version}")
+        else:
+            self.state = await _stored(self._bus, self._ref, self._update, np.zeros(self._elements, np.float32))
+
+    def follow(self, start: int, stop: int, before: Vector, after: Vector) -> None:
+        """Move elements `start` to `stop` on to the next version; called in a thread."""
+        self._update.derive({name: array[start:stop] for name, array in self.state.items()}, before, after)
+
+
+async def _stored(bus: Bus, ref: BlobRef | None, update: GlobalUpdate, values: Vector) -> State:
+    """Return the state in a blob, or that in which a run begins with these values."""
+    wanted = update.stored(update.init(values))
+    if ref is None:
+        return wanted
+    return fitting(await read_outer_state(bus, ref, values.size), wanted)
+
+
+def fitting(state: State, wanted: State) -> State:
+    """Return a state whose arrays have the wanted shapes and dtypes; raise `BlobCorrupt` for any other."""
+    there, due = ({name: (array.shape, array.dtype) for name, array in s.items()} for s in (state, wanted))
+    if there != due:
+        raise BlobCorrupt("an outer state that is not this run's", got=there, allowed=due)
+    return state
+
+
+async def read_outer_state(bus: Bus, ref: BlobRef, elements: int) -> State:
+    """Return the arrays of the outer state of a fragment of `elements` numbers, by name.
+
+    Raises:
+        BlobGone, BlobCorrupt, PeerMisbehaved: it was removed, is damaged, or is larger than any state.
+    """
+    arriving, download = ArraysDecoder(ref.size_bytes), Download(ref, state_bytes_max(elements))
+    async with contextlib.aclosing(bus.pieces(download)) as pieces:
+        async for portion in pieces:
+            for number, piece in portion:
+                await off_loop(len(piece), arriving.take, number, piece)
+    return arriving.arrays()

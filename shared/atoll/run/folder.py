@@ -6,15 +6,19 @@
     OUT/health/     touched by shards and learners                           OUT/archive/ run checkpoints
     OUT/checkpoints/  learners' optimizers
     OUT/report.json, report.html, model.safetensors, sample.txt, validation.json
+    OUT/events.jsonl  of a *saved* run the whole event log: {"sequence": …, "subject": …, "event": {…}} a line
 
 `run.json` is written whole and moved into place, so that a kill leaves the old one or the new one. Two `up` processes
-on one folder would share a broker's store; the lock refuses the second. No secret is ever written here.
+on one folder would share a broker's store; the lock refuses the second. No secret is ever written here. A simulated run leaves
+a saved one: no broker is asked, and every reader of it begins here, so all read the same.
 """
 
 from __future__ import annotations
 
 import itertools
 import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
@@ -22,10 +26,13 @@ from typing import IO, Any, Final, Self
 import msgspec
 
 from atoll.base.atomic_files import hold, write_whole
-from atoll.base.errors import InUse, SettingsError, StorageFull, is_full
+from atoll.base.errors import InUse, PeerMisbehaved, SettingsError, StorageFull, is_full
 from atoll.base.parsing import parsed
-from atoll.base.regular_files import TooLarge, read_file
+from atoll.base.regular_files import TooLarge, lines_of, read_file
 from atoll.base.units import as_bytes
+from atoll.protocol.settings import ProtocolSettings
+from atoll.wire.events import event_of
+from atoll.wire.messages import Event
 
 SCHEMA: Final = 1
 FREE_MIN_BYTES: Final = 200 << 20
@@ -37,6 +44,10 @@ RUNNING: Final = "running"
 RUN_FILE_BYTES_MAX: Final = 4 << 20
 VALIDATION: Final = "validation.json"
 """The last file of an export: how the model measures, and which one it is."""
+EVENTS_FILE: Final = "events.jsonl"
+EVENT_LINE_BYTES_MAX: Final = 8 << 20
+"""Twice what a broker takes as one message."""
+_SECTION: Final = "protocol."
 _FOLDERS = ("nats", "data", "cache", "logs", "health", "checkpoints")
 
 
@@ -119,7 +130,6 @@ class RunFolder:
     """The folder while we hold it; a context manager."""
 
     def __init__(self, out: Path) -> None:
-        """Name the folder; `__enter__` makes and locks it."""
         self.out = out
         self._lock: IO[str] | None = None
 
@@ -140,14 +150,16 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._release()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def path(self, *parts: str) -> Path:
         """Return a path inside the folder."""
         return self.out.joinpath(*parts)
 
     def write(self, name: str, data: bytes) -> Path:
-        """Write `name` whole: first beside it, then moved into place. Raises `StorageFull` without room."""
+        """Write `name` whole or not at all. Raises `StorageFull` without room."""
         path = self.path(name)
         try:
             write_whole(path, data)
@@ -170,7 +182,7 @@ class RunFolder:
         """Refuse a folder with content but no `run.json`: our files could replace a user's files."""
         if not self.out.is_dir() or (self.out / "run.json").exists():
             return
-        foreign = sorted(entry.name for entry in self.out.iterdir() if not _is_begun(entry))
+        foreign = sorted(entry.name for entry in self.out.iterdir() if not _is_left_over(entry))
         if foreign:
             raise SettingsError(
                 "this folder holds something else than a run",
@@ -190,11 +202,6 @@ class RunFolder:
                 todo="free space or choose another --out",
             )
 
-    def _release(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
 
 def unusable(out: Path, error: OSError) -> SettingsError | StorageFull:
     """Return the operating system's error about the output folder `out` as an error of ours."""
@@ -208,8 +215,73 @@ def unusable(out: Path, error: OSError) -> SettingsError | StorageFull:
     )
 
 
-def _is_begun(entry: Path) -> bool:
+def _is_left_over(entry: Path) -> bool:
     """Return whether `entry` is left from a run that ended before it began: our lock, an empty folder, logs."""
     if entry.name == "lock":
         return True
     return entry.name in _FOLDERS and entry.is_dir() and (entry.name == "logs" or not any(entry.iterdir()))
+
+
+class SavedEvent(msgspec.Struct, frozen=True):
+    """A line of `events.jsonl`."""
+
+    subject: str
+    event: msgspec.Raw
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRun:
+    """A run that its folder alone tells; without a `run.json` nobody knows its `agreement`, nor whether it was `simulated`."""
+
+    folder: Path
+    run: str
+    agreement: ProtocolSettings | None = None
+    simulated: bool = False
+
+
+def saved_run(out: Path) -> SavedRun | None:
+    """Return the saved run in a folder; None if the folder holds none, or a run that has a broker.
+
+    Raises:
+        SettingsError: `run.json` is damaged, or says no agreement that we know.
+    """
+    file = read_run_file(out)
+    if file is None:
+        return SavedRun(out, out.resolve().name) if (out / EVENTS_FILE).is_file() else None
+    return SavedRun(out, file.run, agreement_of(file), simulated=True) if file.broker == SIMULATED else None
+
+
+def saved_events(path: Path) -> Iterator[Event | None]:
+    """Yield the events of an `events.jsonl`; None stands for a line that cannot be read.
+
+    Raises:
+        SettingsError: the file cannot be read.
+    """
+    try:
+        for line in lines_of(path, EVENT_LINE_BYTES_MAX):
+            try:
+                saved = parsed(line or b"", SavedEvent)
+                yield event_of(saved.subject, bytes(saved.event))
+            except (PeerMisbehaved, msgspec.MsgspecError):
+                yield None
+    except OSError as error:
+        raise SettingsError(
+            "the event log of this run cannot be read",
+            got=f"{path}: {error.strerror}",
+            todo="restore the file, or simulate it again",
+        ) from error
+
+
+def agreement_of(file: RunFile) -> ProtocolSettings:
+    """Return what the processes of a run agreed on, by its `run.json`.
+
+    Raises:
+        SettingsError: it says no agreement that we know.
+    """
+    told = {name.removeprefix(_SECTION): value for name, value in file.settings.items() if name.startswith(_SECTION)}
+    try:
+        return msgspec.convert(told, ProtocolSettings, strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingsError(
+            "run.json says no agreement that we know", got=error, todo="simulate the run again"
+        ) from error

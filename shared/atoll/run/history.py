@@ -3,23 +3,20 @@
     heartbeats, presences ─────────────────► `on_beat`, `on_presence` ─┐
     the broker's event log, `events.jsonl` ─► `take` ──► `on_event`   ─┴─► `History` ◄── stories, metrics, reports
 
-`on_event` takes entries of the event log, each once and in order; `take` first looks whether an entry stands where its writer
-writes it (`atoll.wire.events`). Heartbeats may be lost. Nothing here reads a clock: arrival times (seconds of any clock that
-never goes back) are arguments, and the times of events are seconds since the epoch by their writer's clock, as far as the
-broker's clock bears it out. Unknown kinds of event are skipped, malformed entries counted.
+`on_event` takes entries of the event log, each once and in order. Nothing here reads a clock: arrival times (seconds of any
+clock that never goes back) are arguments, and the times of events are seconds since the epoch by their writer's clock, as far
+as the broker's clock bears it out. Unknown kinds of event are skipped, malformed entries counted.
 
 A run may last for months, so everything is bounded: beyond a bound the oldest entry is forgotten, of learners' events that of
-the learner that wrote most. Sums stand beside the lists, so that forgetting does not change them; sums saturate. Only the table
-of learners does not forget: on an open broker anybody invents names, and what is said under a name beyond `LEARNERS_KEPT` is
-counted and passed over, so that invented ones put nobody out who is known.
+the learner that wrote most. Sums stand beside the lists, and saturate. Only the table of learners does not forget: on an open
+broker anybody invents names, and what is said under a name beyond `LEARNERS_KEPT` is counted and passed over.
 
 **Goodput** from heartbeats is the share of learner-seconds spent stepping. A learner id is *present* from its first heartbeat
-of this session until it says that it left. A gap between two incarnations counts as presence without stepping, so faults show.
-`atoll.run.process_views` has the rule for a single heartbeat.
+of this session until it says that it left; a gap between two incarnations is presence without stepping, so faults show.
 
 **Faults and recoveries** are *marks*. No event says that a process died: a learner was *lost* if a newer incarnation joins and
 the former never left, at the last sign of it; a shard if a later tenure begins and the former owner wrote no closing ledger.
-What is silent at this moment is judged by a reader, which has a clock (`atoll.run.hearing`).
+What is silent at this moment is judged by a reader, which has a clock (`atoll.run.process_views`).
 """
 
 from __future__ import annotations
@@ -35,15 +32,15 @@ from typing import Final, Generic, Protocol, TypeVar
 import msgspec
 
 from atoll.base.errors import PeerMisbehaved
-from atoll.base.fair_queue import FairQueue, heaviest
+from atoll.base.fair_queue import FairQueue
 from atoll.base.quantities import COUNT_MAX, LEARNERS_MAX, MOMENT_MAX, RUN_TOKENS_MAX, TOTAL_MAX, at_most
 from atoll.base.units import as_time
 from atoll.bus.interface import PAGE_EVENTS, Bus
-from atoll.protocol.ledger import continued
+from atoll.protocol.ledger import Ledger, continued
 from atoll.protocol.waits import id_of
 from atoll.run.decisions import describe_isolation
+from atoll.run.folder import saved_events
 from atoll.run.process_views import HostView, LearnerLife, LearnerView, SampleLine
-from atoll.run.saved import saved_events
 from atoll.wire.events import (
     EVENTS,
     Contributor,
@@ -229,7 +226,6 @@ class FragmentView:
     contributors: int
     live: int
     grace_s: float
-    end: str
     parameters: int = 0
 
 
@@ -282,7 +278,7 @@ class RoundSums:
 
 @dataclass(frozen=True, slots=True)
 class RunClock:
-    """Turns seconds since the Unix epoch into words; `began_s` is when the run began, and `virtual` that it was simulated."""
+    """Clock that turns seconds since the epoch into words; `began_s` is when the run began, `virtual` that it was simulated."""
 
     began_s: float
     virtual: bool = False
@@ -294,20 +290,19 @@ class RunClock:
 
     def span(self, from_s: float, until_s: float | None) -> str:
         """Return a stretch of time for a person; `until_s` None: it lasted to the end of the event log."""
-        run_s = f"from {from_s - self.began_s:.1f} s to " + (
-            "the end of the event log" if until_s is None else f"{until_s - self.began_s:.1f} s"
-        )
+        end = "the end of the event log" if until_s is None else f"{until_s - self.began_s:.1f} s"
+        run_s, since = f"from {from_s - self.began_s:.1f} s to {end}", _date(from_s)
         if self.virtual:
             return run_s
-        since, until = _date(from_s), None if until_s is None else _date(until_s)
-        if until is None:
+        if until_s is None:
             return f"{run_s} (since {since:%Y-%m-%d %H:%M:%S} UTC)"
+        until = _date(until_s)
         form = "%H:%M:%S" if until.date() == since.date() else "%Y-%m-%d %H:%M:%S"
         return f"{run_s} ({since:%Y-%m-%d %H:%M:%S} to {until.strftime(form)} UTC)"
 
 
 def _date(at_s: float) -> datetime:
-    """Return a date; of a time that no calendar has, which a difference of claims may be, the nearest that it has."""
+    # A difference of claims may be a time that no calendar has: the nearest that it has.
     return datetime.fromtimestamp(min(max(at_s, 0.0), MOMENT_MAX), UTC)
 
 
@@ -321,7 +316,6 @@ class History:
         rounds, joined, left, refused, quarantined, filled, tenures, samples: the newest events of a kind.
         validations: with `token_fragments_merged` of what was measured; if it does not say so, before it in the event log.
         sums, refused_by_reason, junk and the counts below: sums over the whole run.
-        newest_samples: the newest sample of each incarnation, the one heard longest ago first.
         merged: the names of all learners of which a contribution was merged.
         sighted: the shards whose owner has written other things than rounds: a sample of its presence, or why a round waits.
         ledgers: the newest closing ledger of each shard. `closed` are the shards that have closed theirs, and that nobody has
@@ -365,7 +359,6 @@ class History:
     parameters_published: int = 0
     token_fragments_merged: int = 0
     run_tokens: int = 0
-    newest_samples: dict[tuple[str, int], Noted[SampleEvent]] = field(default_factory=dict)
     merged: set[str] = field(default_factory=set)
     sighted: set[str] = field(default_factory=set)
     ledgers: dict[str, LedgerEvent] = field(default_factory=dict)
@@ -384,8 +377,6 @@ class History:
     passed_over: int = 0
     _served: set[str] = field(default_factory=set)
     _committed_s: dict[str, float] = field(default_factory=dict)
-    _sampled: dict[str, dict[int, None]] = field(default_factory=dict)
-    _sampled_counts: dict[str, int] = field(default_factory=dict)
     _made: dict[tuple[int, int], RoundLine] = field(default_factory=dict)
     _repeats: Repeats = field(default_factory=Repeats)
 
@@ -403,7 +394,7 @@ class History:
                 return
 
     def read_file(self, path: Path) -> None:
-        """Read the event log that a saved run has left (`atoll.run.saved`).
+        """Read the event log that a saved run has left (`atoll.run.folder`).
 
         Raises:
             SettingsError: the file cannot be read.
@@ -513,7 +504,7 @@ class History:
 
     @property
     def isolations(self) -> list[QuarantinedEvent]:
-        """Return the learners that shards have put into quarantine, oldest first."""
+        """Return the incarnations that shards have put into quarantine, oldest first."""
         return [note.fields for note in self.quarantined]
 
     @property
@@ -532,11 +523,7 @@ class History:
         return sum(learner.stepping_s for learner in self.learners.values())
 
     def merging_s(self, within_s: float) -> float:
-        """Return the learner-seconds spent stepping in this session, without those that no merge has followed for too long.
-
-        Of what a learner has stepped since it was part of a version last, only `within_s` counts: who trains and gives nothing
-        does no good.
-        """
+        """Return the learner-seconds spent stepping in this session; of those since a learner's last merge only `within_s`."""
         return sum(one.stepping_s - max(0.0, one.unmerged_s - within_s) for one in self.learners.values())
 
     @property
@@ -566,10 +553,17 @@ class History:
     def faults_of_ended(self, learners: Collection[str]) -> int:
         """Return all faults of a run that is over: also the dead that never came back, which no event tells of.
 
-        Those are `learners`, whose processes are certainly over, that have not left, and shards that closed no ledger.
+        Those are such of `learners`, whose processes are over, as have not left, and shards that closed no ledger.
         """
         dead = sum(not life.left for learner, life in self.signs.items() if learner in learners)
         return self.faults + dead + len(self._served - self.closed)
+
+    def closed_ledger(self) -> Ledger:
+        """Return the sum of the ledgers that shards wrote when they closed, each over all its tenures."""
+        whole = Ledger()
+        for _, closed in sorted(self.ledgers.items()):
+            whole.absorb(closed.ledger)
+        return whole
 
     # --- what happened ------------------------------------------------------------------------------------------------
 
@@ -629,19 +623,19 @@ class History:
         """
         found: dict[str, tuple[str, float]] = {}
         # What is on this version came into one of the next rounds.
-        following, later = version + 1, 0
-        while later < AGE_LOOKED_AT and (line := self._made.get((fragment, following + later))) is not None:
+        for later in range(version + 1, version + 1 + AGE_LOOKED_AT):
+            if (line := self._made.get((fragment, later))) is None:
+                break
             for share in line.round.contributors:
                 if base_of(line, share) == version:
                     found.setdefault(share.learner, (push_id(line, share), share.adopted_at_s))
-            later += 1
         return found
 
     # --- the fold, by kind of event -----------------------------------------------------------------------------------
 
     @singledispatchmethod
     def _fold(self, fields: EventFields, event: Event) -> None:
-        """Take an event; of a kind that nothing here asks about, only that it can be read."""
+        """Take an event; nothing of a kind that no reader asks about."""
 
     @_fold.register
     def _fold_round(self, fields: RoundEvent, event: Event) -> None:
@@ -674,12 +668,7 @@ class History:
         if known is None or fields.version >= known.version:
             self.open_rounds.pop(fields.fragment, None)
             self.fragments[fields.fragment] = FragmentView(
-                fields.version,
-                len(fields.contributors),
-                fields.live,
-                fields.grace_s,
-                fields.end,
-                fields.parameters,
+                fields.version, len(fields.contributors), fields.live, fields.grace_s, fields.parameters
             )
 
     @_fold.register
@@ -794,11 +783,12 @@ class History:
     @_fold.register
     def _fold_sample(self, fields: SampleEvent, event: Event) -> None:
         """Take a point of the learner's curve; what it says of sums holds for a life whose heartbeats nobody heard."""
-        self._keep_sample(Noted(event.at_s, event.who, fields))
+        self.samples.append(Noted(event.at_s, event.who, fields))
         self._sign(event.who, fields.incarnation, event.at_s)
         if (found := self._life(event.who, fields.incarnation)) is not None:
             learner, life = found
-            learner.curve.add(SampleLine(event.at_s, fields))
+            life.newest = SampleLine(event.at_s, fields)
+            learner.curve.add(life.newest)
             life.meter.take(fields.moved)
             life.tokens, life.steps = max(life.tokens, fields.tokens), max(life.steps, fields.step)
 
@@ -855,30 +845,6 @@ class History:
     def _mark_fault(self, at_s: float, kind: str, who: str, text: str) -> None:
         self.marks.append(TimeMark(at_s, "fault", kind, who, text))
         self.faults += 1
-
-    def _keep_sample(self, sample: Noted[SampleEvent]) -> None:
-        self.samples.append(sample)
-        life = sample.who, sample.fields.incarnation
-        # A life moves to the end with each sample: the first one has been silent longest.
-        self._forget_life(life)
-        self.newest_samples[life] = sample
-        own = self._sampled.setdefault(sample.who, {})
-        own[life[1]] = None
-        self._sampled_counts[sample.who] = len(own)
-        if len(self.newest_samples) > WRITERS_MAX:
-            most = heaviest(self._sampled_counts, len(self.newest_samples), sample.who)
-            silent = most, next(iter(self._sampled[most]))
-            self._forget_life(silent if silent != life else next(iter(self.newest_samples)))
-
-    def _forget_life(self, life: tuple[str, int]) -> None:
-        if self.newest_samples.pop(life, None) is None:
-            return
-        who, incarnation = life
-        own = self._sampled[who]
-        del own[incarnation]
-        self._sampled_counts[who] = len(own)
-        if not own:
-            del self._sampled[who], self._sampled_counts[who]
 
 
 def _begun_s(at_s: float, fields: EventFields | None) -> float | None:

@@ -7,7 +7,6 @@ contribution that a process still works on counts as queued, and tokens that no 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -17,12 +16,11 @@ from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus
 from atoll.protocol.data import DataLedger, sums_by_epoch, sums_by_learner
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, close_together
-from atoll.protocol.ledger import Account, FormerLives, Ledger, continued
+from atoll.protocol.ledger import Account, FormerLives, Ledger
 from atoll.run.heads import READ_ATTEMPTS, read_heads
 from atoll.run.record import read_lease, read_members, readable, recorded_progress
 from atoll.wire.blobs import BlobRef
-from atoll.wire.events import LedgerEvent, fields_of
-from atoll.wire.messages import Event, Rebuilt, RunRecord
+from atoll.wire.messages import Rebuilt, RunRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,22 +141,6 @@ def read_fragment_ledger(frozen: bytes) -> FragmentLedger:
         return parsed(frozen, FragmentLedger)
     except msgspec.MsgspecError as error:
         raise PeerMisbehaved("not the ledger of a fragment", got=str(error)) from error
-
-
-def closing_ledger(events: Iterable[Event]) -> Ledger:
-    """Return the ledger of a run that is over, from the `ledger` events of its event log in their order.
-
-    Each shard's last ledger is a sum over all its tenures, so it replaces the shard's earlier one; the shards' are
-    added. A large ledger comes in parts; part 0 begins a new one. Raises `PeerMisbehaved` for an event that no shard writes.
-    """
-    last: dict[str, Ledger] = {}
-    for event in events:
-        closed = fields_of(event, LedgerEvent)
-        last[event.who] = continued(last.get(event.who), closed.ledger, closed.part)
-    whole = Ledger()
-    for ledger in last.values():
-        whole.absorb(ledger)
-    return whole
 
 
 def wrong_accounts(lives: list[IncarnationAccount], fragments: int) -> list[str]:

@@ -1,14 +1,13 @@
-"""The members of a run as their records say: only they count.
+"""The members of a run as their records say, and which of their totals a reader believes: only members count.
 
-Anybody who reaches the broker can send a heartbeat or a manifest under any id. A member has a record, which it wrote before
-it sent anything. So what comes under an id without a record is a *stranger's*: it costs a look into a set, and is dropped.
+Anybody who reaches the broker can send under any id. A member wrote a record before it sent anything, so what comes under an id
+without one is a *stranger's*, and is dropped. A member may be newer than what we read last: a stranger's message waits until
+the records were read once more after it had arrived. Records are read at most every `READ_S`, however many strangers there are;
+of heartbeats the newest of each of `STRANGERS_MAX` ids waits.
 
-A member may be newer than what we read last. So a stranger's message waits until the records were read once more after it
-had arrived, and counts then if its sender has a record. Records are read at most every `READ_S`, however many strangers
-there are; of heartbeats the newest of each of `STRANGERS_MAX` ids waits, and later ones of other ids are dropped.
-
-A life that an earlier reading did not find began after that reading. So its reader knows, by its own clock, for how long it can
-have lasted (`lived_s`).
+A shard judges a learner's totals by what it has heard of that life before (`atoll.protocol.claims`). A reader that only shows a
+run has its founding: no life can have taken more steps since then than the run allows. It drops a report beyond that whole, and
+counts it as a message that no correct peer sends. A farewell always ends its life; its totals are cut.
 """
 
 from __future__ import annotations
@@ -17,11 +16,16 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-from atoll.base.errors import BusError, EnvironmentFault
+import msgspec
+
+from atoll.base.errors import BusError, EnvironmentFault, PeerMisbehaved
 from atoll.base.logs import get
 from atoll.base.quantities import INCARNATION_MAX
 from atoll.bus.interface import Bus
+from atoll.protocol.claims import Claim, claim_fault, cut_claim, lived_since_s, steps_possible
 from atoll.run.record import read_members
+from atoll.wire.events import LeftEvent, SampleEvent, fields_of
+from atoll.wire.messages import Beat, Event, RunRecord
 from atoll.wire.subjects import Subjects, is_token
 
 READ_S: Final = 0.5
@@ -30,6 +34,7 @@ STRANGERS_MAX: Final = 1 << 14
 
 log = get(__name__)
 
+IMPOSSIBLE_CLAIM: Final = "a claim that cannot be"
 T = TypeVar("T")
 
 
@@ -58,7 +63,7 @@ class MemberRoll:
         return incarnation <= self._over.get(learner, -1)
 
     def lived_s(self, learner: str, incarnation: int) -> float | None:
-        """Return for how long an incarnation can have lasted; None if it was there when the records were read first."""
+        """Return for how long an incarnation can have lasted: since the last reading without it; None if the first had it."""
         newest, before_s = self._before_s.get(learner, (-1, 0.0))
         return asyncio.get_running_loop().time() - before_s if newest == incarnation else None
 
@@ -75,29 +80,19 @@ class MemberRoll:
         began_s = asyncio.get_running_loop().time()
         members = await read_members(self._bus, self._subjects)
         before, before_s = self._newest, self._read_s
+        known = {learner: member for learner, member in members.items() if member is not None}
         self._newest = {
-            learner: INCARNATION_MAX if member is None else member.incarnation for learner, member in members.items()
+            learner: known[learner].incarnation if learner in known else INCARNATION_MAX for learner in members
         }
-        self._over = {
-            learner: member.incarnation if member.left else member.incarnation - 1
-            for learner, member in members.items()
-            if member is not None
-        }
-        self._regions = {
-            learner: member.region
-            for learner, member in members.items()
-            if member is not None and is_token(member.region)
-        }
+        self._over = {learner: member.incarnation - (not member.left) for learner, member in known.items()}
+        self._regions = {learner: member.region for learner, member in known.items() if is_token(member.region)}
         if before_s is not None:
             new = {learner: number for learner, number in self._newest.items() if number != before.get(learner)}
             self._before_s |= {learner: (number, before_s) for learner, number in new.items()}
         self._read_s = began_s
 
     async def keep_reading(self, on_read: Callable[[float], bool]) -> None:
-        """Read whenever it was asked for, and call `on_read` with the moment before the reading began.
-
-        It says whether the reading was of use. While it is not, we read less and less often.
-        """
+        """Read whenever it was asked for; less often while `on_read`, told when one began, finds it of no use."""
         clock, pause_s = asyncio.get_running_loop().time, READ_S
         while True:
             await self._wanted.wait()
@@ -141,3 +136,58 @@ class Strangers(Generic[T]):
         if len(self._waiting) < self._most:
             self.room.set()
         return messages
+
+
+def claim_of(beat: Beat) -> Claim:
+    """Return the totals in a heartbeat."""
+    return Claim(beat.step, beat.tokens, beat.pushed, beat.superseded, beat.refused_local)
+
+
+def with_claim(beat: Beat, claim: Claim) -> Beat:
+    """Return a heartbeat with other totals."""
+    return msgspec.structs.replace(
+        beat,
+        step=claim.steps,
+        tokens=claim.tokens,
+        pushed=claim.pushed,
+        superseded=claim.superseded,
+        refused_local=claim.refused_local,
+    )
+
+
+class ReportJudge:
+    """Believes of a run's learners what can be since its founding, by the wall clock at each message's arrival or storage."""
+
+    def __init__(self, run: RunRecord) -> None:
+        self._run = run
+
+    def beat(self, beat: Beat, wall_s: float) -> Beat:
+        """Return a heartbeat that arrived at `wall_s`, a farewell with totals that can be.
+
+        Raises:
+            PeerMisbehaved: its totals cannot be.
+        """
+        claim, steps_max = claim_of(beat), self._steps_max(wall_s)
+        fault = claim_fault(self._run.protocol, claim, steps_max)
+        if fault and beat.state == "left":
+            return with_claim(beat, cut_claim(self._run.protocol, claim, steps_max))
+        if fault:
+            raise PeerMisbehaved(IMPOSSIBLE_CLAIM, got=fault)
+        return beat
+
+    def event(self, event: Event) -> Event:
+        """Return an entry of the event log, a farewell with totals that can be; raise `PeerMisbehaved` as `beat`."""
+        if event.kind == "sample":
+            told = fields_of(event, SampleEvent)
+            claim = Claim(told.step, told.tokens, 0, told.superseded)
+            if fault := claim_fault(self._run.protocol, claim, self._steps_max(event.at_s)):
+                raise PeerMisbehaved(IMPOSSIBLE_CLAIM, got=fault)
+        elif event.kind == "left":
+            left = fields_of(event, LeftEvent)
+            now = cut_claim(self._run.protocol, Claim(left.steps, left.tokens, 0), self._steps_max(event.at_s))
+            if (now.steps, now.tokens) != (left.steps, left.tokens):
+                return msgspec.structs.replace(event, fields={**event.fields, "steps": now.steps, "tokens": now.tokens})
+        return event
+
+    def _steps_max(self, wall_s: float) -> float:
+        return steps_possible(self._run.protocol, lived_since_s(self._run.founded_at_s, wall_s))

@@ -1,15 +1,17 @@
 """Knowledge of each process of a run: of a learner its lives, of a synchronizer process its shards, of both their links.
 
-Times of arrival are seconds of any clock that never goes back; nothing here reads one.
+Times of arrival are seconds of any clock that never goes back; nothing here reads one. Between two heartbeats of one
+incarnation, stepping is the number of new steps times the step time it reports, at most the time that was open: since the
+heartbeat before, plus up to one step's time before that, because a step is reported at its end.
 
-Between two heartbeats of one incarnation, stepping is the number of new steps times the step time it reports. It is at
-most the time that was open: since the heartbeat before, plus up to one step's time before that, because a step may be
-longer than the pause between heartbeats and is reported at its end. A throttled learner's longer step counts as
-stepping.
+Who lives is judged by a reader that has a clock (`Hearing`), the same for consoles, pages, metrics and alerts. A learner is
+heard if its newest heartbeat is at most the run's `silence_s` old, a synchronizer process if its newest presence is at most a
+lease and two beats old: one of them may be lost on the way. A learner's state is what its newest heartbeat says, while heard:
 
-A run may last for months, and a view of it must not grow. So the curve of a learner keeps `SAMPLES_MAX` of its samples at
-most. When it is full it drops every second one, and from then on takes only every second one that comes, then every fourth,
-and so on: the kept samples stay spread over the whole run. The newest is kept beside them.
+joining, training, draining   as it says itself; joining also without a heartbeat, if its life began just now
+silent                        it was heard or has begun, has not left, and is not heard any more
+left                          it has said goodbye
+ended                         only the event log tells of it, and nobody heard how it ended
 """
 
 from __future__ import annotations
@@ -19,11 +21,16 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from atoll.base.quantities import RUN_TOKENS_MAX, at_most
+from atoll.protocol.ownership import BEATS_PER_LEASE
+from atoll.protocol.pacing import BEATS_PER_SILENCE
+from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.events import SampleEvent
 from atoll.wire.messages import Beat
 from atoll.wire.traffic import TrafficMeter
 
 SAMPLES_MAX: Final = 512
+BEATS_UNHEARD: Final = 2.0
+"""How many usual pauses between heartbeats one who has just begun to listen waits before it calls a learner silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,10 @@ class SampleLine:
 
 @dataclass(slots=True)
 class Curve:
-    """The samples of one learner, oldest first; `heard` counts all that came."""
+    """Samples of one learner, oldest first, spread over the whole run, and the newest; `heard` counts all that came.
+
+    When it is full it drops every second one, and from then on takes only every second one that comes, then every fourth.
+    """
 
     heard: int = 0
     newest: SampleLine | None = None
@@ -67,10 +77,9 @@ class Curve:
 
 @dataclass(slots=True)
 class LearnerLife:
-    """One incarnation of a learner; `beat` is its latest heartbeat, if one was heard.
+    """One incarnation of a learner; `beat` is its latest heartbeat and `newest` its latest sample, if there was one.
 
-    `meter` is that of its link. `open_s` is the time, at most one step's, that it may have spent on a step that has not
-    ended.
+    `meter` is that of its link. `open_s` is the time, at most one step's, that it may have spent on a step that has not ended.
     """
 
     incarnation: int
@@ -81,6 +90,7 @@ class LearnerLife:
     tokens: int = 0
     steps: int = 0
     beat: Beat | None = None
+    newest: SampleLine | None = None
     meter: TrafficMeter = field(default_factory=TrafficMeter)
     open_s: float = 0.0
 
@@ -141,3 +151,58 @@ class HostView:
     serving: bool = False
     meter: TrafficMeter = field(default_factory=TrafficMeter)
     heard_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hearing:
+    """Times at which a run was listened to.
+
+    Attributes:
+        protocol: what the run agreed on.
+        now_s: the moment by the clock of the view's arrivals.
+        wall_s: the same moment by date; None where no date is known.
+        began_s: when the listener began, by the clock of `now_s`.
+        over: whether the run has reached its end.
+    """
+
+    protocol: ProtocolSettings
+    now_s: float
+    wall_s: float | None
+    began_s: float
+    over: bool
+
+    @property
+    def has_listened(self) -> bool:
+        """Return whether every live learner must have been heard by now: what says nothing since we listen is silent."""
+        return self.now_s - self.began_s >= BEATS_UNHEARD * self.protocol.silence_s / BEATS_PER_SILENCE
+
+    def hears(self, learner: LearnerView) -> bool:
+        """Return whether a learner is heard, and has not left: its farewell may have come by the event log alone."""
+        return (
+            not learner.has_left
+            and learner.heard_s is not None
+            and self.now_s - learner.heard_s <= self.protocol.silence_s
+        )
+
+    def hears_host(self, host: HostView) -> bool:
+        """Return whether a synchronizer process is heard."""
+        bound_s = self.protocol.lease_s * (1.0 + 2.0 / BEATS_PER_LEASE)
+        return host.heard_s is not None and self.now_s - host.heard_s <= bound_s
+
+    def state(self, learner: LearnerView) -> str:
+        """Return what a learner does."""
+        life = learner.latest
+        if life is None or learner.has_left:
+            return "left"
+        if life.beat is not None:
+            return life.beat.state if self.hears(learner) else "silent"
+        return self._without_beat(life.joined_at_s)
+
+    def _without_beat(self, joined_at_s: float | None) -> str:
+        if self.over:
+            return "ended"
+        if self.wall_s is not None and joined_at_s is not None and self.wall_s - joined_at_s <= self.protocol.silence_s:
+            return "joining"
+        if self.has_listened:
+            return "silent"
+        return "joining" if self.wall_s is None else "ended"

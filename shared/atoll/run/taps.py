@@ -12,17 +12,15 @@ happens, in the words that its processes use among themselves, and can neither c
     presence       sy.<process>                         a synchronizer process, and its shards
     round, …       ev.<kind>.<who>                      an event of the event log; its kind is that of the event
 
-The kinds here are the words of `atoll tap --kind`, and the names in the AsyncAPI document (`asyncapi`). A reader
-passes over a kind and over a field that it does not know. `TAPS_VERSION` is that of this table: it grows when something that
-was here goes or changes its meaning. Messages have the run's wire version in `schema` beside it.
+The kinds are the words of `atoll tap --kind`, and the names in the AsyncAPI document (`asyncapi`). A reader passes over kinds
+and fields that it does not know. `TAPS_VERSION` grows when something of this table goes or changes its meaning.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -100,9 +98,8 @@ _OWN: Final = (
 
 
 def _about(fields: type[msgspec.Struct]) -> str:
-    """Return what an event tells of: the first paragraph of its fields' description, behind the colon."""
-    told = summary(fields.__doc__).partition(": ")[2]
-    return told[:1].upper() + told[1:]
+    about = summary(fields.__doc__).partition(": ")[2]
+    return about[:1].upper() + about[1:]
 
 
 _EVENTS: Final = tuple(
@@ -161,7 +158,7 @@ def _is_within(value: object, levels: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which messages somebody wants: of these kinds, about one of these learners and one of these fragments; empty: all."""
+    """Choice of messages: of these kinds, about one of these learners and one of these fragments; empty: all."""
 
     kinds: frozenset[str] = frozenset()
     learners: frozenset[str] = frozenset()
@@ -181,14 +178,14 @@ class Selection:
         """Return the wanted kinds."""
         return tuple(tap for tap in TAPS if not self.kinds or tap.kind in self.kinds)
 
-    def takes(self, tap: TapKind, tail: str, told: Mapping[str, Any]) -> bool:
-        """Return whether a message is wanted; `told` is its body or, where the taps have none, its `info`."""
+    def takes(self, tap: TapKind, tail: str, content: Mapping[str, Any]) -> bool:
+        """Return whether a message is wanted; `content` is its body or, where the taps have none, its `info`."""
         if self.kinds and tap.kind not in self.kinds:
             return False
         levels = tap.levels(tail)
-        fields = told.get("fields")
+        fields = content.get("fields")
         if not isinstance(fields, dict):
-            fields = told
+            fields = content
         if self.fragments and self.fragments.isdisjoint(_fragments(levels, fields)):
             return False
         return not self.learners or not self.learners.isdisjoint(_learners(levels, fields))
@@ -252,16 +249,13 @@ class TapMessage:
 class TapReader:
     """A reader of one run: `listen`, then iterate over `messages`.
 
-    Present messages are on the taps. Those of the past come from two places, because nothing keeps taps: the *event log* has
-    every event of the last 30 days, in order and with numbers; of the *run, heads, members, heartbeats and presences* the
-    broker keeps the last of each subject, so a reader of the past begins with how things stand (`KEPT`). Contributions of
-    the past are in neither: a shard removes a manifest when its round is committed, and the `round` event says what became of
-    it.
+    Nothing keeps taps. Of the past the *event log* has every event of the last 30 days, in order and with numbers; of the kinds
+    in `KEPT` the broker keeps the last of each subject. Contributions of the past are in neither: the `round` event says what
+    became of them.
 
-    A reader that began with the past takes events from the log to the end, by their numbers, and taps of events only tell it
-    that there is news. So no event is lost or told twice, also if the connection breaks or the reader is slow. Other messages
-    are lost where the reader is slower than the run: the feed has a bound, and drops the oldest. Memory does not grow with
-    the length of the log or of the run.
+    A reader that began with the past takes events from the log, by their numbers, and taps of events only tell it that there is
+    news. So no event is lost or told twice, also if the connection breaks or the reader is slow. Other messages are lost where
+    the reader is slower than the run: the feed has a bound, and drops the oldest.
     """
 
     def __init__(self, bus: Bus, run: str, clock: Clock, selection: Selection, *, tail: str = ">") -> None:
@@ -288,11 +282,11 @@ class TapReader:
             follow: go on with what happens; otherwise end with the newest event.
         """
         if since_s is not None:
-            async for told in self.last_messages():
-                yield told
+            async for message in self.last_messages():
+                yield message
             self._after = await self._before(since_s)
-            async for told in self._events():
-                yield told
+            async for message in self._events():
+                yield message
         looked_s = self._clock.monotonic()
         while follow:
             core_message = await self._feed.next(POLL_S)
@@ -300,8 +294,8 @@ class TapReader:
             if since_s is not None and (is_event or self._clock.monotonic() - looked_s > LOOK_S):
                 # The next look brings what an absent broker could not say.
                 with contextlib.suppress(BusError, BrokerUnavailable):
-                    async for told in self._events():
-                        yield told
+                    async for message in self._events():
+                        yield message
                 looked_s = self._clock.monotonic()
             from_log = is_event and since_s is not None
             yield None if core_message is None or from_log else self._read_heard(core_message)
@@ -315,8 +309,8 @@ class TapReader:
                 continue
             for record in records:
                 tail = record.subject.removeprefix(f"{self._subjects.prefix}.")
-                if told := self._message(tap, tail, record.data, record.revision):
-                    yield told
+                if message := self._message(tap, tail, record.data, record.revision):
+                    yield message
 
     def _wanted(self) -> str:
         wanted = self._selection.taps
@@ -329,27 +323,14 @@ class TapReader:
             return None
         self.bodiless += not core_message.data
         headers = core_message.headers
-        sequence = headers.get("Nats-Sequence", "")
-        return self._message(
-            tap,
-            tail,
-            core_message.data,
-            int(sequence) if sequence.isdecimal() and len(sequence) <= NUMBER_LEN_MAX else 0,
-            at_s=unix_s(headers.get(STORED_AT, "")) or self._clock.wall(),
-            info=_info(headers.get(INFO_HEADER, "")),
-        )
+        number = headers.get("Nats-Sequence", "")
+        sequence = int(number) if number.isdecimal() and len(number) <= NUMBER_LEN_MAX else 0
+        return self._message(tap, tail, core_message.data, sequence, headers)
 
     def _message(
-        self,
-        tap: TapKind,
-        tail: str,
-        data: bytes,
-        sequence: int,
-        *,
-        at_s: float | None = None,
-        info: dict[str, Any] | None = None,
+        self, tap: TapKind, tail: str, data: bytes, sequence: int, headers: Mapping[str, str] | None = None
     ) -> TapMessage | None:
-        """Return a message as it is told, None if it is not wanted; one that was heard has a time, one that was read none."""
+        """Return a message as it is told, None if it is not wanted; one that was heard has headers, one that was read none."""
         if not matches(self._tail, tail):
             return None
         body, fault = None, ""
@@ -358,12 +339,12 @@ class TapReader:
                 body = body_of(tap, tail, data)
             except PeerMisbehaved as error:
                 fault = f"{error.what}: {error.got}"
-        shown = info or {}
-        if not self._selection.takes(tap, tail, shown if body is None else body):
+        info = {} if headers is None else _info(headers.get(INFO_HEADER, ""))
+        if not self._selection.takes(tap, tail, info if body is None else body):
             return None
-        written_s = _written_s(body or {})
-        stored = at_s is None
-        return TapMessage(written_s if at_s is None else at_s, tap.kind, tail, sequence, shown, body, fault, stored)
+        heard_s = None if headers is None else unix_s(headers.get(STORED_AT, "")) or self._clock.wall()
+        at_s = _written_s(body or {}) if heard_s is None else heard_s
+        return TapMessage(at_s, tap.kind, tail, sequence, info, body, fault, stored=headers is None)
 
     # --- the event log ------------------------------------------------------------------------------------------------
 
@@ -378,8 +359,8 @@ class TapReader:
                 self._after = max(self._after, entry.sequence)
                 tail = entry.subject.removeprefix(f"{self._subjects.prefix}.")
                 tap = kind_of(tail)
-                if tap is not None and (told := self._message(tap, tail, entry.data, entry.sequence)):
-                    yield told
+                if tap is not None and (message := self._message(tap, tail, entry.data, entry.sequence)):
+                    yield message
             if len(page) < PAGE_EVENTS:
                 return
 
@@ -425,8 +406,8 @@ class TapReader:
 
 def _written_s(body: Mapping[str, Any]) -> float:
     """Return when a message says that it was written, 0 if it does not; a field that is none of its kind may hold anything."""
-    told = (body.get(name) for name in WRITTEN)
-    return next((float(one) for one in told if isinstance(one, int | float) and 0.0 <= one <= MOMENT_MAX), 0.0)
+    times = (body.get(name) for name in WRITTEN)
+    return next((float(one) for one in times if isinstance(one, int | float) and 0.0 <= one <= MOMENT_MAX), 0.0)
 
 
 def _info(text: str) -> dict[str, Any]:
@@ -464,9 +445,7 @@ _HEADERS: Final = {
 def asyncapi() -> dict[str, Any]:
     """Return the AsyncAPI 3 document of the taps of a run, for readers in other languages.
 
-    It is complete in itself, made from the code that reads and writes the messages, in the dialect that AsyncAPI 3 prescribes
-    (a superset of JSON Schema draft 7). What a schema cannot say: a message of a locked run has its signature behind it,
-    after a line break (`SIGNATURE_NOTE`).
+    It is made from the code that reads and writes the messages, in AsyncAPI's dialect (a superset of JSON Schema draft 7).
     """
     return {
         "asyncapi": "3.0.0",
@@ -507,14 +486,13 @@ def asyncapi() -> dict[str, Any]:
 
 def json_schemas() -> dict[str, dict[str, Any]]:
     """Return a JSON Schema of each kind of message, by kind."""
-    all_of_them = schemas("#/$defs/{name}")
     return {
         tap.kind: {
             "$schema": DRAFT,
             "title": tap.kind,
             "description": tap.about,
             "$ref": f"#/$defs/{schema_name(tap)}",
-            "$defs": {name: all_of_them[name] for name in sorted(_needed(schema_name(tap), all_of_them))},
+            "$defs": schemas("#/$defs/{name}", (tap,)),
         }
         for tap in TAPS
     }
@@ -525,27 +503,28 @@ def schema_name(tap: TapKind) -> str:
     return tap.message.__name__ if tap.fields is None else f"{tap.kind.capitalize()}Event"
 
 
-def schemas(ref_template: str) -> dict[str, dict[str, Any]]:
-    """Return all schemas of messages and of what is in them, by name; references are made by `ref_template`."""
-    kinds = [*{tap.message for tap in TAPS}, *{tap.fields for tap in TAPS if tap.fields is not None}]
+def schemas(ref_template: str, taps: Sequence[TapKind] = TAPS) -> dict[str, dict[str, Any]]:
+    """Return the schemas of messages and of what is in them, by name; references are made by `ref_template`."""
+    kinds = [*{tap.message for tap in taps}, *{tap.fields for tap in taps if tap.fields is not None}]
     _, found = msgspec.json.schema_components(sorted(kinds, key=lambda kind: kind.__name__), ref_template=ref_template)
     # In the dialect of schemas a pattern cannot name all that ours refuses.
     components: dict[str, dict[str, Any]] = json.loads(json.dumps(found).replace(json.dumps(UNSEEN_BEYOND)[1:-1], ""))
     for name, schema in components.items():
         if "schema" in (properties := schema.get("properties", {})):
             properties["schema"] |= {"minimum": oldest_of(name), "maximum": SCHEMA_NEWEST}
-    envelope = components.pop("Event")
-    fields_of_events = {}
-    for tap in TAPS:
+    envelope = components.pop("Event", {})
+    for tap in taps:
         if tap.fields is None:
             continue
-        fields_of_events[f"{tap.kind.capitalize()}Fields"] = components.pop(tap.fields.__name__)
-        event = copy.deepcopy(envelope)
-        event |= {"title": schema_name(tap), "description": tap.about}
-        event["properties"]["kind"] = {"const": tap.kind}
-        event["properties"]["fields"] = {"$ref": ref_template.format(name=f"{tap.kind.capitalize()}Fields")}
-        fields_of_events[schema_name(tap)] = event
-    return dict(sorted((components | fields_of_events).items()))
+        name = f"{tap.kind.capitalize()}Fields"
+        components[name] = components.pop(tap.fields.__name__)
+        properties = {"kind": {"const": tap.kind}, "fields": {"$ref": ref_template.format(name=name)}}
+        components[schema_name(tap)] = envelope | {
+            "title": schema_name(tap),
+            "description": tap.about,
+            "properties": envelope["properties"] | properties,
+        }
+    return dict(sorted(components.items()))
 
 
 def _channel(tap: TapKind) -> dict[str, Any]:
@@ -574,34 +553,11 @@ def _message(tap: TapKind) -> dict[str, Any]:
     }
 
 
-def _needed(name: str, found: Mapping[str, dict[str, Any]]) -> set[str]:
-    needed: set[str] = set()
-    waiting = [name]
-    while waiting:
-        if (one := waiting.pop()) not in needed:
-            needed.add(one)
-            waiting += [reference.rpartition("/")[2] for reference in _references(found[one])]
-    return needed
-
-
-def _references(node: object) -> list[str]:
-    if isinstance(node, dict):
-        own = [node["$ref"]] if "$ref" in node else []
-        return own + [one for inner in node.values() for one in _references(inner)]
-    return [one for inner in node for one in _references(inner)] if isinstance(node, list) else []
-
-
 def _draft_7(node: Any) -> Any:  # noqa: ANN401  (a piece of JSON)
     """Return a schema in draft 7, where the first items of an array are written in another way."""
     if isinstance(node, list):
         return [_draft_7(inner) for inner in node]
     if not isinstance(node, dict):
         return node
-    made = {key: _draft_7(inner) for key, inner in node.items() if key not in ("prefixItems", "items")}
-    if "prefixItems" in node:
-        made["items"] = _draft_7(node["prefixItems"])
-        if "items" in node:
-            made["additionalItems"] = _draft_7(node["items"])
-    elif "items" in node:
-        made["items"] = _draft_7(node["items"])
-    return made
+    names = {"prefixItems": "items", "items": "additionalItems"} if "prefixItems" in node else {}
+    return {names.get(key, key): _draft_7(inner) for key, inner in node.items()}

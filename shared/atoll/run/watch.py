@@ -1,11 +1,9 @@
 """Keeps a `History` current from a bus: heartbeats and presences as they arrive, the event log from its beginning.
 
-It believes heartbeats of members only (`atoll.run.member_roll`): anybody could make up the others, and of each learner what
-can be since the founding (`atoll.run.reports`), so heartbeats count once the event log was read. A heartbeat, a presence and
-an event count only if they stand on the subject of who they are of (`atoll.wire.events`).
-
-It only reads. If the broker is away or the streams do not exist yet, it waits. A message that no correct peer sends is
-counted and skipped, and the log names its writer once. The event log is read by sequence number, so each entry is applied once.
+It believes heartbeats of members only, and of each learner what can be since the founding (`atoll.run.member_roll`), so
+heartbeats count once the event log was read. A message counts only on the subject of who it is of. One that no correct peer
+sends is counted and skipped, and the log names its writer once. It only reads, and waits for a broker or streams that are not
+there. The event log is read by sequence number, so each entry is applied once.
 """
 
 from __future__ import annotations
@@ -20,9 +18,8 @@ from atoll.base.errors import AtollError, PeerMisbehaved, on_one_line
 from atoll.base.logs import get
 from atoll.bus.interface import PAGE_EVENTS, Bus
 from atoll.run.history import NAME_CHARS_MAX, History
-from atoll.run.member_roll import MemberRoll, Strangers
+from atoll.run.member_roll import MemberRoll, ReportJudge, Strangers
 from atoll.run.record import read_run
-from atoll.run.reports import ReportJudge
 from atoll.wire.messages import Beat, M, Presence, decode
 from atoll.wire.subjects import Subjects
 

@@ -1,31 +1,28 @@
-"""Findings of a run, by cause: each cause once, and beneath it the findings that it explains.
+"""Findings of a run, by cause: each cause once, and beneath it the findings that it explains; the most urgent first.
 
-    shards and the broker ──┐
-                            ├──► all findings ──► each consequence goes under its cause ──► causes, by urgency
-    learners ───────────────┘
+What goes on comes before what has ended, the graver cause before the others, the newer finding before the older one. So a shard
+that is dead now stands before the hundred outages that a long run has survived.
 
-By urgency: what goes on comes before what has ended, the graver cause before the others, the newer finding before the older
-one. So a shard that is dead now stands before the hundred outages that a long run has survived.
+A finding compares a learner with the *other* learners, and a shard with its own usual pace, and names the figures it rests on
+and where they are in the event log. Figures below the bounds here are not worth a finding; the stories of a round, a shard and
+a learner have all figures. The causes are a closed list: `docs/how-to/ask-a-run.md` says what each means and what a person
+does.
 
-A finding compares a learner with the *other* learners, and a shard with its own usual pace. Each names the figures it rests
-on and where they are in the event log, so that a person can check it. Figures below the bounds here are not worth a finding;
-the stories of a round, a shard and a learner have all figures. The causes are a closed list: the table in
-`docs/how-to/ask-a-run.md` says of each what it means and what a person does.
-
-Two tables say which cause explains which finding. A cause explains other findings of the *same culprit*: contributions over a
-slow link come too late and are refused. Or it explains what fell mostly into its *time*, whoever it befell: while the disk is
-full, uploads of all learners wait. The tables say what is usual; a person checks it by the times. Nothing that had ended
-before a cause began is its effect.
+Two tables say which cause explains which finding: others of the *same culprit* (contributions over a slow link come too late
+and are refused), or what fell mostly into its *time*, whoever it befell (while the disk is full, all uploads wait). They say
+what is usual; a person checks it by the times. Nothing that had ended before a cause began is its effect.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from atoll.base.wording import counted, few
+from atoll.protocol.waits import id_of
 from atoll.run.decisions import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation, describe_outlier
 from atoll.run.history import History, Noted, RoundMoments, RunClock, push_id
 from atoll.story.goodput import (
@@ -38,8 +35,15 @@ from atoll.story.goodput import (
     points_away,
     shares_of,
 )
-from atoll.story.lives import LearnerAbsence, absences_of
-from atoll.story.outages import SILENT_TIMES, ShardOutage, outages_of, owner_of, usual_pause_s
+from atoll.story.lives import (
+    SILENT_TIMES,
+    LearnerAbsence,
+    ShardOutage,
+    absences_of,
+    outages_of,
+    owner_of,
+    usual_pause_s,
+)
 from atoll.wire.events import SUPERSEDED_MAX, FilledEvent, QuarantinedEvent, RefusedContribution
 
 Cause = Literal[
@@ -47,17 +51,19 @@ Cause = Literal[
     "broker was away",
     "shard without owner",
     "share exceeded",
-    "quarantine",
-    "refusals",
-    "stale refusals",
-    "clipped",
     "bad direction",
+    "quarantine",
     "slow link",
     "slow learner",
     "learner was gone",
     "superseded",
+    "refusals",
+    "stale refusals",
+    "clipped",
     "nothing merged",
 ]
+GRAVITY: Final[tuple[Cause, ...]] = get_args(Cause)
+"""The causes, the gravest first: what stops everybody, what harms the model, what harms one learner."""
 
 TELLS_MORE: Final[Mapping[Cause, str]] = {
     "disk was full": "atoll doctor",
@@ -88,42 +94,31 @@ class RunFinding:
         from_s, until_s: seconds since the Unix epoch, by the clock of who wrote the event; `until_s` None: it lasts to the end
             of the event log.
         text: a sentence with its figures, without its time.
-        command: what a person types to be told more.
         evidence: where its figures are in the event log.
         consequences: findings that this one explains; they have none of their own.
     """
 
     cause: Cause
     culprit: str
+    text: str
     from_s: float
     until_s: float | None
-    text: str
-    command: str
     evidence: tuple[str, ...] = ()
     consequences: tuple[RunFinding, ...] = ()
 
+    @property
+    def command(self) -> str:
+        """Return what a person types to be told more."""
+        return TELLS_MORE[self.cause].format(culprit=self.culprit)
+
     def lines(self, clock: RunClock) -> list[str]:
         """Return it as lines for a person: the sentence, its time, its evidence, and beneath it what it has led to."""
-        told = [f"{self.cause}, {self.culprit}: {self.text}", f"    {clock.span(self.from_s, self.until_s)}"]
-        told += [f"    {line}" for line in self.evidence]
+        lines = [f"{self.cause}, {self.culprit}: {self.text}", f"    {clock.span(self.from_s, self.until_s)}"]
+        lines += [f"    {line}" for line in self.evidence]
         for each in self.consequences:
             head, *rest = each.lines(clock)
-            told += [f"    so: {head}", *(f"    {line}" for line in rest)]
-        return told
-
-
-def finding(
-    cause: Cause,
-    culprit: str,
-    text: str,
-    *,
-    from_s: float,
-    until_s: float | None,
-    evidence: tuple[str, ...] = (),
-) -> RunFinding:
-    """Return a finding with the command that tells more of it."""
-    command = TELLS_MORE[cause].format(culprit=culprit)
-    return RunFinding(cause, culprit, from_s, until_s, text, command, evidence)
+            lines += [f"    so: {head}", *(f"    {line}" for line in rest)]
+        return lines
 
 
 HINDERED_MIN_S: Final = 1.0
@@ -213,7 +208,7 @@ def _describe_episode(episode: Sequence[HinderedWork], cause: Cause, why: str, l
         evidence.append(
             f"it was so at {counted(left_out, 'other time, which is', 'other times, which are')} not told here"
         )
-    return finding(
+    return RunFinding(
         cause,
         "broker",
         f"{counted(len(commits), 'round')} and {counted(len(uploads), 'upload')} waited {seconds:.3g} s in all, because {why}",
@@ -223,13 +218,8 @@ def _describe_episode(episode: Sequence[HinderedWork], cause: Cause, why: str, l
     )
 
 
-def shards_without_owner(history: History) -> list[RunFinding]:
-    """Return the outages of shards: dead, and taken over or not."""
-    return [_without_owner(history, each) for each in outages_of(history)]
-
-
 def _without_owner(history: History, outage: ShardOutage) -> RunFinding:
-    shard = outage.shard
+    shard, until_s = outage.shard, None if outage.heir is None else outage.until_s
     fragments = ", ".join(map(str, history.fragments_of(shard)))
     stood = f"its fragments ({fragments}) stood still" if fragments else "its fragments stood still"
     last = next((line for line in reversed(history.rounds) if line.shard == shard and line.at_s <= outage.from_s), None)
@@ -242,8 +232,9 @@ def _without_owner(history: History, outage: ShardOutage) -> RunFinding:
     else:
         evidence.append(f"event serving of epoch {outage.heir.fields.epoch}: its next owner")
         text = f"it had no owner for {outage.lasted_s:.3g} s, until {owner_of(outage.heir)} took it over: {stood}"
-    until_s = None if outage.heir is None else outage.until_s
-    return finding("shard without owner", shard, text, from_s=outage.from_s, until_s=until_s, evidence=tuple(evidence))
+    return RunFinding(
+        "shard without owner", shard, text, from_s=outage.from_s, until_s=until_s, evidence=tuple(evidence)
+    )
 
 
 def _others(history: History, shard: str) -> str:
@@ -264,12 +255,11 @@ NAMED_MAX: Final = 4
 GONE_MIN_S: Final = 1.0
 
 
-def quarantines(history: History) -> list[RunFinding]:
-    """Return the incarnations that are isolated, each with the shards and fragments that read it no more, and those that do."""
-    by_life: dict[tuple[str, int], list[Noted[QuarantinedEvent]]] = {}
+def quarantines(history: History) -> Iterator[RunFinding]:
+    """Yield the incarnations that are isolated, each with the shards and fragments that read it no more, and those that do."""
+    by_life = defaultdict[tuple[str, int], list[Noted[QuarantinedEvent]]](list)
     for each in history.quarantined:
-        by_life.setdefault((each.fields.learner, each.fields.incarnation), []).append(each)
-    found = []
+        by_life[each.fields.learner, each.fields.incarnation].append(each)
     for (learner, incarnation), isolations in sorted(by_life.items()):
         shards = {each.who for each in isolations}
         others = [shard for shard in history.shards() if shard not in shards]
@@ -281,42 +271,38 @@ def quarantines(history: History) -> list[RunFinding]:
         )
         where = f"its incarnation {incarnation} is isolated at {_served(history, sorted(shards))}{still}"
         ended = [each.at_s for each in history.joined if each.who == learner and each.fields.incarnation > incarnation]
-        found.append(
-            finding(
-                "quarantine",
-                learner,
-                f"{where}. Each shard judges by itself: {said}. {ISOLATION_CURE.capitalize()}",
-                from_s=min(each.at_s for each in isolations),
-                until_s=min(ended, default=None),
-                evidence=tuple(_offences(history, learner, incarnation)),
-            )
+        yield RunFinding(
+            "quarantine",
+            learner,
+            f"{where}. Each shard judges by itself: {said}. {ISOLATION_CURE.capitalize()}",
+            from_s=min(each.at_s for each in isolations),
+            until_s=min(ended, default=None),
+            evidence=tuple(_offences(history, learner, incarnation)),
         )
-    return found
 
 
 def exceeded_shares(history: History) -> list[RunFinding]:
     """Return those on whose subjects more than their share was stored."""
-    by_name: dict[str, list[Noted[FilledEvent]]] = {}
+    by_name = defaultdict[str, list[Noted[FilledEvent]]](list)
     for each in history.filled:
-        by_name.setdefault(each.fields.subjects_of, []).append(each)
+        by_name[each.fields.subjects_of].append(each)
     return [
-        finding(
+        RunFinding(
             "share exceeded",
             name,
-            f"more than its share was stored on its subjects; {counted(sum(each.fields.removed for each in told), 'message')} "
+            f"more than its share was stored on its subjects; {counted(sum(one.fields.removed for one in filled), 'message')} "
             "beyond it were removed; nobody else lost anything. Nobody signs chunks: they are from it, or from the broker of a "
             "region. If it goes on, revoke its key (`atoll keys revoke`), and that of a region if it goes on even then",
-            from_s=told[0].at_s,
-            until_s=told[-1].at_s,
-            evidence=tuple(f"{each.who}: {each.fields.removed:,} removed" for each in told[-NAMED_MAX:]),
+            from_s=filled[0].at_s,
+            until_s=filled[-1].at_s,
+            evidence=tuple(f"{each.who}: {each.fields.removed:,} removed" for each in filled[-NAMED_MAX:]),
         )
-        for name, told in sorted(by_name.items())
+        for name, filled in sorted(by_name.items())
     ]
 
 
-def bad_directions(history: History, shares: Sequence[LearnerShare]) -> list[RunFinding]:
-    """Return the learners whose pseudo-gradients point elsewhere than the others' do."""
-    found = []
+def bad_directions(history: History, shares: Sequence[LearnerShare]) -> Iterator[RunFinding]:
+    """Yield the learners whose pseudo-gradients point elsewhere than the others' do."""
     for share in shares:
         others = alignment_of_others(shares, share.learner)
         if not points_away(share, others) or share.aligned_with_others is None:
@@ -327,26 +313,23 @@ def bad_directions(history: History, shares: Sequence[LearnerShare]) -> list[Run
             for line, each in history.contributions(share.learner)
             if each.aligned_with_others is not None
         ]
-        found.append(
-            finding(
-                "bad direction",
-                share.learner,
-                f"its contributions point {how}: cosine {share.aligned_with_others:.3g} with the other learners, whose own is "
-                f"{others:.3g}, over {share.judged} rounds; look at its machine, its data and its learning rate",
-                from_s=min(at_s for _, at_s, _ in judged),
-                until_s=max(at_s for _, at_s, _ in judged),
-                evidence=tuple(f"{push}: {cosine:.3g}" for cosine, _, push in sorted(judged)[:3]),
-            )
+        yield RunFinding(
+            "bad direction",
+            share.learner,
+            f"its contributions point {how}: cosine {share.aligned_with_others:.3g} with the other learners, whose own is "
+            f"{others:.3g}, over {share.judged} rounds; look at its machine, its data and its learning rate",
+            from_s=min(at_s for _, at_s, _ in judged),
+            until_s=max(at_s for _, at_s, _ in judged),
+            evidence=tuple(f"{push}: {cosine:.3g}" for cosine, _, push in sorted(judged)[:3]),
         )
-    return found
 
 
 Upload = tuple[float, str, float]
 """How long an upload took (s), its id, and when the event that tells of it was written (s)."""
 
 
-def slow_links(history: History, shares: Sequence[LearnerShare]) -> list[RunFinding]:
-    """Return the learners whose uploads take much longer than those of the others, and longer than a step.
+def slow_links(history: History, shares: Sequence[LearnerShare]) -> Iterator[RunFinding]:
+    """Yield the learners whose uploads take much longer than those of the others, and longer than a step.
 
     Uploads that were refused count too: those of the slowest links all come too late.
     """
@@ -354,7 +337,6 @@ def slow_links(history: History, shares: Sequence[LearnerShare]) -> list[RunFind
     usual_s = {learner: median(took_s for took_s, _, _ in pushes) for learner, pushes in uploads.items()}
     by_name = {share.learner: share for share in shares}
     size_bytes = middle(share.bytes for share in shares)
-    found = []
     for learner, pushes in sorted(uploads.items()):
         others_s = longer_middle(took_s for name, took_s in usual_s.items() if name != learner)
         share = by_name.get(learner)
@@ -362,8 +344,7 @@ def slow_links(history: History, shares: Sequence[LearnerShare]) -> list[RunFind
         if others_s is None or len(pushes) < CONTRIBUTIONS_MIN:
             continue
         if usual_s[learner] > max(LINK_SLOWER * others_s, step_s):
-            found.append(_slow_link(learner, pushes, share, others_s, size_bytes))
-    return found
+            yield _slow_link(learner, pushes, share, others_s, size_bytes)
 
 
 def _slow_link(
@@ -373,7 +354,7 @@ def _slow_link(
     rate = f", so {size_bytes / own_s / 1e3:.3g} kB/s" if size_bytes else ""
     took_s, push, _ = max(pushes)
     merged, late = (0, 0) if share is None else (share.contributions, share.late)
-    return finding(
+    return RunFinding(
         "slow link",
         learner,
         f"an upload of {size_bytes or 0:,.0f} bytes takes {own_s:.3g} s{rate}; the others' {others_s:.3g} s",
@@ -388,20 +369,18 @@ def _slow_link(
 
 
 def _uploads(history: History) -> dict[str, list[Upload]]:
-    found: dict[str, list[Upload]] = {}
+    found = defaultdict[str, list[Upload]](list)
     for line, share in history.contributions():
         if share.upload_s and not share.inline:
-            found.setdefault(share.learner, []).append((share.upload_s, push_id(line, share), line.at_s))
+            found[share.learner].append((share.upload_s, push_id(line, share), line.at_s))
     for each in history.refused:
         if each.fields.upload_s:
-            told = (each.fields.upload_s, refused_id(each.fields), each.at_s)
-            found.setdefault(each.fields.learner, []).append(told)
+            found[each.fields.learner].append((each.fields.upload_s, refused_id(each.fields), each.at_s))
     return found
 
 
-def slow_learners(history: History, shares: Sequence[LearnerShare]) -> list[RunFinding]:
-    """Return the learners whose inner steps take much longer than those of the others."""
-    found = []
+def slow_learners(history: History, shares: Sequence[LearnerShare]) -> Iterator[RunFinding]:
+    """Yield the learners whose inner steps take much longer than those of the others."""
     for share in shares:
         others = duration_of_others(shares, share.learner, lambda each: each.step_s)
         if share.step_s is None or others is None or share.step_s <= SLOWER * others:
@@ -410,29 +389,25 @@ def slow_learners(history: History, shares: Sequence[LearnerShare]) -> list[RunF
         # The learner made the first of these steps after it had adopted the version that its contribution is on.
         merged = history.contributions(share.learner)
         from_s = merged[0][1].adopted_at_s or merged[0][0].at_s
-        found.append(
-            finding(
-                "slow learner",
-                share.learner,
-                f"its inner step takes {share.step_s:.3g} s, {share.step_s / others:.3g} times the others' {others:.3g} s",
-                from_s=from_s,
-                until_s=merged[-1][0].at_s,
-                evidence=(
-                    f"a contribution of it holds {share.steps or 0:.3g} steps, of the others {steps or 0:.3g}",
-                    f"its mean share of a round's weight is {share.weight_share:.1%}",
-                ),
-            )
+        yield RunFinding(
+            "slow learner",
+            share.learner,
+            f"its inner step takes {share.step_s:.3g} s, {share.step_s / others:.3g} times the others' {others:.3g} s",
+            from_s=from_s,
+            until_s=merged[-1][0].at_s,
+            evidence=(
+                f"a contribution of it holds {share.steps or 0:.3g} steps, of the others {steps or 0:.3g}",
+                f"its mean share of a round's weight is {share.weight_share:.1%}",
+            ),
         )
-    return found
 
 
-def absent_learners(history: History) -> list[RunFinding]:
-    """Return when learners were gone without a farewell: the newest absences of each, and how many there were before."""
-    by_learner: dict[str, list[LearnerAbsence]] = {}
+def absent_learners(history: History) -> Iterator[RunFinding]:
+    """Yield when learners were gone without a farewell: the newest absences of each, and how many there were before."""
+    by_learner = defaultdict[str, list[LearnerAbsence]](list)
     for each in absences_of(history):
         if each.gone_s >= GONE_MIN_S:
-            by_learner.setdefault(each.learner, []).append(each)
-    found = []
+            by_learner[each.learner].append(each)
     for learner, every in by_learner.items():
         for each in every[-NAMED_MAX:]:
             evidence = [f"the last sign of incarnation {each.former} was at {history.clock.at(each.from_s)}"]
@@ -441,128 +416,117 @@ def absent_learners(history: History) -> list[RunFinding]:
             if each is every[-1] and len(every) > NAMED_MAX:
                 evidence.append(f"it was gone {len(every) - NAMED_MAX} times before, which are not told here")
             ended = "it is still gone" if each.heir is None else f"then incarnation {each.heir} began"
-            found.append(
-                finding(
-                    "learner was gone",
-                    learner,
-                    f"incarnation {each.former} left no word, and nothing was heard of the learner for {each.gone_s:.3g} s; "
-                    f"{ended}{each.describe_loss()}",
-                    from_s=each.from_s,
-                    until_s=each.until_s,
-                    evidence=tuple(evidence),
-                )
+            yield RunFinding(
+                "learner was gone",
+                learner,
+                f"incarnation {each.former} left no word, and nothing was heard of the learner for {each.gone_s:.3g} s; "
+                f"{ended}{each.describe_loss()}",
+                from_s=each.from_s,
+                until_s=each.until_s,
+                evidence=tuple(evidence),
             )
-    return found
 
 
-def without_contributions(history: History) -> list[RunFinding]:
-    """Return the learners that were there for some rounds and of which nothing was merged, in the whole run."""
+def without_contributions(history: History) -> Iterator[RunFinding]:
+    """Yield the learners that were there for some rounds and of which nothing was merged, in the whole run."""
     # The rounds that are kept do not tell this: they may be younger than the last contribution of a learner that left.
-    told = set(history.merged)
+    judged = set(history.merged)
     left_s = {(each.who, each.fields.incarnation): each.at_s for each in history.left}
     fragments = len({line.round.fragment for line in history.rounds})
-    found = []
     for each in history.joined:
-        if each.who in told:
+        if each.who in judged:
             continue
         until_s = left_s.get((each.who, each.fields.incarnation))
         since = [line for line in history.rounds if each.at_s < line.at_s and (until_s is None or line.at_s <= until_s)]
         # Every fragment twice: by then a learner has been called for all of them.
         if not since or len(since) < 2 * fragments:
             continue
-        told.add(each.who)
+        judged.add(each.who)
         refused = sum(one.fields.learner == each.who for one in history.refused)
-        found.append(
-            finding(
-                "nothing merged",
-                each.who,
-                f"it joined, and none of its contributions entered one of the {len(since)} rounds since",
-                from_s=each.at_s,
-                until_s=until_s,
-                evidence=(
-                    f"{refused} of its contributions were refused",
-                    "the event log does not tell why the others never arrived: look at its link and its log",
-                ),
-            )
+        yield RunFinding(
+            "nothing merged",
+            each.who,
+            f"it joined, and none of its contributions entered one of the {len(since)} rounds since",
+            from_s=each.at_s,
+            until_s=until_s,
+            evidence=(
+                f"{refused} of its contributions were refused",
+                "the event log does not tell why the others never arrived: look at its link and its log",
+            ),
         )
-    return found
 
 
-def much_superseded(history: History) -> list[RunFinding]:
-    """Return the learners of which new versions overwrite more than `SUPERSEDED_MAX` of what they train."""
+def much_superseded(history: History) -> Iterator[RunFinding]:
+    """Yield the learners of which new versions overwrite more than `SUPERSEDED_MAX` of what they train."""
     fragments = len({line.round.fragment for line in history.rounds})
     joined_s = {(each.who, each.fields.incarnation): each.at_s for each in history.joined}
-    found = []
-    for life, newest in history.newest_samples.items():
-        told, trained = newest.fields, newest.fields.tokens * fragments
-        since = [line for line in history.rounds if joined_s.get(life, 0.0) < line.at_s <= newest.at_s]
+    sampled = [(view.learner, life.newest) for view in history.learners.values() for life in view.lives.values()]
+    for learner, newest in sampled:
+        if newest is None:
+            continue
+        told, trained = newest.sample, newest.sample.tokens * fragments
+        begun_s = joined_s.get((learner, told.incarnation))
+        since = [line for line in history.rounds if (begun_s or 0.0) < line.at_s <= newest.at_s]
         # Each fragment some times: a first step that is compiled is another matter.
         if not trained or len(since) < ROUNDS_MIN * fragments or told.superseded <= SUPERSEDED_MAX * trained:
             continue
-        found.append(
-            finding(
-                "superseded",
-                newest.who,
-                f"{100 * told.superseded / trained:.0f} % of what it trained was overwritten by new versions, and never pushed",
-                from_s=joined_s.get(life, since[0].at_s),
-                until_s=newest.at_s,
-                evidence=(f"{told.superseded:,} of {trained:,} token-fragments, by its newest sample",),
-            )
+        yield RunFinding(
+            "superseded",
+            learner,
+            f"{100 * told.superseded / trained:.0f} % of what it trained was overwritten by new versions, and never pushed",
+            from_s=since[0].at_s if begun_s is None else begun_s,
+            until_s=newest.at_s,
+            evidence=(f"{told.superseded:,} of {trained:,} token-fragments, by its newest sample",),
         )
-    return found
 
 
-def many_refusals(history: History) -> list[RunFinding]:
-    """Return the learners that had several contributions refused, those that came too late apart from the others."""
-    found = []
+def many_refusals(history: History) -> Iterator[RunFinding]:
+    """Yield the learners that had several contributions refused, those that came too late apart from the others."""
     for learner in sorted({each.fields.learner for each in history.refused}):
         own = [each for each in history.refused if each.fields.learner == learner]
         late = [each for each in own if each.fields.reason in TOO_LATE]
         other = [each for each in own if each.fields.reason not in TOO_LATE]
-        for cause, refused in (("stale refusals", late), ("refusals", other)):
+        causes: tuple[tuple[Cause, list[Noted[RefusedContribution]]], ...] = (
+            ("stale refusals", late),
+            ("refusals", other),
+        )
+        for cause, refused in causes:
             if len(refused) < REFUSED_MIN:
                 continue
             reasons = ", ".join(sorted({each.fields.reason for each in refused}))
-            found.append(
-                finding(
-                    "stale refusals" if cause == "stale refusals" else "refusals",
-                    learner,
-                    f"{len(refused)} of its contributions were refused: {reasons}",
-                    from_s=refused[0].at_s,
-                    until_s=refused[-1].at_s,
-                    evidence=tuple(describe_refusal(each) for each in refused[:3] if each.fields.push),
-                )
+            yield RunFinding(
+                cause,
+                learner,
+                f"{len(refused)} of its contributions were refused: {reasons}",
+                from_s=refused[0].at_s,
+                until_s=refused[-1].at_s,
+                evidence=tuple(describe_refusal(each) for each in refused[:3] if each.fields.push),
             )
-    return found
 
 
-def many_clips(history: History) -> list[RunFinding]:
-    """Return the learners of which several contributions were clipped."""
-    found = []
+def many_clips(history: History) -> Iterator[RunFinding]:
+    """Yield the learners of which several contributions were clipped."""
     for learner in sorted({share.learner for _, share in history.contributions() if share.norm_max is not None}):
         own = [(line, share) for line, share in history.contributions(learner) if share.norm_max is not None]
         if len(own) < REFUSED_MIN:
             continue
-        told = [
+        evidence = [
             f"{push_id(line, share)} {describe_clip(share.norm or 0.0, share.norm_max or 0.0)}"
             for line, share in own[-2:]
         ]
-        found.append(
-            finding(
-                "clipped",
-                learner,
-                f"{len(own)} of its {len(history.contributions(learner))} merged contributions were clipped; {CLIP_CURE}",
-                from_s=own[0][0].at_s,
-                until_s=own[-1][0].at_s,
-                evidence=tuple(told),
-            )
+        yield RunFinding(
+            "clipped",
+            learner,
+            f"{len(own)} of its {len(history.contributions(learner))} merged contributions were clipped; {CLIP_CURE}",
+            from_s=own[0][0].at_s,
+            until_s=own[-1][0].at_s,
+            evidence=tuple(evidence),
         )
-    return found
 
 
 def refused_id(one: RefusedContribution) -> str:
     """Return the id of a refused contribution."""
-    return f"push/{one.learner}/{one.incarnation}/{one.fragment}/{one.push}"
+    return id_of("push", one.learner, one.incarnation, one.fragment, one.push)
 
 
 def describe_refusal(one: Noted[RefusedContribution]) -> str:
@@ -571,19 +535,14 @@ def describe_refusal(one: Noted[RefusedContribution]) -> str:
 
 
 def describe_measure(one: RefusedContribution) -> str:
-    """Return the length of an outlier, and its bound; nothing for other reasons, or an event of an earlier release."""
-    if not one.norm_max:
-        return ""
-    return f", {describe_outlier(one.norm or 0.0, one.norm_max)}"
+    """Return the length of an outlier, and its bound; nothing for other reasons."""
+    return f", {describe_outlier(one.norm or 0.0, one.norm_max)}" if one.norm_max else ""
 
 
 def _served(history: History, shards: Sequence[str]) -> str:
-    told = []
-    for shard in shards[:NAMED_MAX]:
-        fragments = history.fragments_of(shard)
-        numbers = few(map(str, fragments), NAMED_MAX)
-        told.append(f"{shard} (fragments {numbers})" if fragments else shard)
-    return few(told, NAMED_MAX, of=len(shards))
+    fragments = {shard: few(map(str, history.fragments_of(shard)), NAMED_MAX) for shard in shards[:NAMED_MAX]}
+    named = [f"{shard} (fragments {numbers})" if numbers else shard for shard, numbers in fragments.items()]
+    return few(named, NAMED_MAX, of=len(shards))
 
 
 def _offences(history: History, learner: str, incarnation: int) -> list[str]:
@@ -610,23 +569,6 @@ SAME_TIME: Final[Mapping[Cause, tuple[Cause, ...]]] = {
 }
 """What a cause explains of everybody, if most of it fell into the time of the cause."""
 MOSTLY: Final = 0.5
-GRAVITY: Final[tuple[Cause, ...]] = (
-    "disk was full",
-    "broker was away",
-    "shard without owner",
-    "share exceeded",
-    "bad direction",
-    "quarantine",
-    "slow link",
-    "slow learner",
-    "learner was gone",
-    "superseded",
-    "refusals",
-    "stale refusals",
-    "clipped",
-    "nothing merged",
-)
-"""The causes, the gravest first: what stops everybody, what harms the model, what harms one learner."""
 ENDS: Final[frozenset[Cause]] = frozenset({"shard without owner", "quarantine", "learner was gone", "nothing merged"})
 """Findings of which an event tells the end. Of the others `until_s` is only the newest measurement that they rest on."""
 RECENT_S: Final = 60.0
@@ -641,7 +583,7 @@ def findings(history: History) -> list[RunFinding]:
     shares = shares_of(history.rounds)
     found = [
         *hindered_commits(history),
-        *shards_without_owner(history),
+        *(_without_owner(history, each) for each in outages_of(history)),
         *bad_directions(history, shares),
         *quarantines(history),
         *exceeded_shares(history),
@@ -683,20 +625,17 @@ def by_cause(found: list[RunFinding], newest_s: float) -> list[RunFinding]:
         cause = next((at for at, one in enumerate(found) if at != place and _explains(one, each, newest_s)), None)
         if cause is not None:
             beneath[place] = cause
-    led_to: dict[int, list[RunFinding]] = {}
+    consequences = defaultdict[int, list[RunFinding]](list)
     for place in beneath:
-        led_to.setdefault(_root(place, beneath), []).append(found[place])
+        root = place
+        while root in beneath:
+            root = beneath[root]
+        consequences[root].append(found[place])
     return [
-        replace(each, consequences=tuple(led_to.get(place, ())))
+        replace(each, consequences=tuple(consequences[place]))
         for place, each in enumerate(found)
         if place not in beneath
     ]
-
-
-def _root(place: int, beneath: Mapping[int, int]) -> int:
-    while place in beneath:
-        place = beneath[place]
-    return place
 
 
 def _explains(cause: RunFinding, other: RunFinding, newest_s: float) -> bool:

@@ -255,7 +255,7 @@ def _usual_step_s(lives: Sequence[RecordedLife]) -> float | None:
     if step_s is None:
         step_s = middle(each.fields.step_s or None for life in lives for each in life.samples)
     if step_s is None:
-        step_s = middle(life.newest.fields.step_s or None for life in lives if life.newest is not None)
+        step_s = middle(life.newest.sample.step_s or None for life in lives if life.newest is not None)
     return step_s
 
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from statistics import median
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from atoll.base.wording import counted
 from atoll.run.history import History, RoundLine
@@ -45,6 +45,10 @@ class LostTime:
     share: float
     sentence: str
     command: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it in plain JSON values."""
+        return {**asdict(self), "seconds": round(self.seconds, 3), "share": round(self.share, 5)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +87,6 @@ def describe_left_out(count: int) -> str:
 
 def _of_learners(history: History, there: Mapping[str, TimePresent], whole_s: float) -> Iterator[LostTime]:
     """Yield, by learner, the time present that was no stepping; its parts are cut so that they never exceed it."""
-    # The newest sample of each learner (the last one of its lives): the share of its time that it was inside `island.step`.
-    overheads = {each.who: each.fields.overhead for each in history.newest_samples.values()}
     gone_s: defaultdict[str, float] = defaultdict(float)
     for each in absences_of(history):
         if each.until_s is not None:
@@ -92,7 +94,10 @@ def _of_learners(history: History, there: Mapping[str, TimePresent], whole_s: fl
     for learner, one in there.items():
         left_s = max(0.0, one.present_s - one.stepping_s)
         away_s = gone_s[learner]
-        inside_s = overheads.get(learner, 0.0) * max(0.0, one.present_s - one.starting_s - one.joining_s - away_s)
+        # By its newest sample: the share of its time that it was inside `island.step`.
+        newest = history.learners[learner].curve.newest if learner in history.learners else None
+        overhead = 0.0 if newest is None else newest.sample.overhead
+        inside_s = overhead * max(0.0, one.present_s - one.starting_s - one.joining_s - away_s)
         told = (
             ("starting", one.starting_s, f"started {_times(one.lives)}: loaded its libraries and what it trains"),
             ("joining", one.joining_s, f"joined {_times(one.lives)}: found the run and read its values"),

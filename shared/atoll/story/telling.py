@@ -4,7 +4,7 @@
 
 The sentences on why a round waited are those of `atoll.run.decisions`; this module puts them beside the measurements, and
 joins the causes to a chain. A shard knows nothing of the time before its present owner: that time is told from its outages
-(`atoll.story.outages`). Times of a round are by its shard's clock, those of an adoption by its learner's: two machines'
+(`atoll.story.lives`). Times of a round are by its shard's clock, those of an adoption by its learner's: two machines'
 clocks differ. Where an event of an earlier release lacks a fact, the story says that the event log does not tell.
 """
 
@@ -20,9 +20,10 @@ from atoll.run.decisions import describe_clip, describe_isolation, describe_wait
 from atoll.run.history import History, RoundLine, RoundMoments, base_of, push_id
 from atoll.story.findings import describe_measure, refused_id
 from atoll.story.goodput import alignment_of_others, duration_of_others, of_others, points_away, shares_of, weight_of
-from atoll.story.lives import LearnerAbsence, absences_of
-from atoll.story.outages import (
+from atoll.story.lives import (
+    LearnerAbsence,
     ShardOutage,
+    absences_of,
     long_bound_s,
     outages_of,
     owner_of,

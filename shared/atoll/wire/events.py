@@ -112,7 +112,7 @@ class Contributor(EventPart, frozen=True, kw_only=True, omit_defaults=True):
         arrived_s: when its manifest arrived, in seconds after the round's first call; negative: before it.
         read_s: from its arrival until it was read and validated.
         loss: the learner's last known training loss when it sent it.
-        bytes: the size of its frame; `inline`: its manifest carried it (`atoll.run.inline_frames`).
+        bytes: the size of its frame; `inline`: its manifest carried it (`atoll.run.delta_chain`).
         adopted_at_s, step_s, upload_s, full_s: notes of its learner (`PushNotes`).
         staleness_weight: what it kept of its weight, 0..1.
         norm: its L2 norm as it came; `corrected_norm` after the correction of `corrected` of its slices.

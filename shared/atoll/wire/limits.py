@@ -10,7 +10,7 @@ CHUNK_BYTES = 1 << 20
 MESSAGE_BYTES_MAX = CHUNK_BYTES
 """Payload bytes of any other message; beyond it `ProtocolMisuse`, since the broker would close the connection."""
 INLINE_BYTES_MAX = 4096
-"""Bytes of a contribution's frame that its manifest carries (`atoll.run.inline_frames`)."""
+"""Bytes of a contribution's frame that its manifest carries (`atoll.run.delta_chain`)."""
 INFO_BYTES_MAX = 4096
 """Bytes of `info` as compact JSON."""
 INFO_HEADER = "Atoll-Info"

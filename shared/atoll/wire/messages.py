@@ -52,6 +52,7 @@ from atoll.base.quantities import (
 )
 from atoll.model.layout import FrozenLeaf, Layout
 from atoll.protocol.data import DataLedger
+from atoll.protocol.events import PushKey
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import KEYFRAME_VERSIONS_MAX, ProtocolSettings
 from atoll.wire.blobs import BlobRef
@@ -222,7 +223,7 @@ NO_NOTES = PushNotes()
 class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     """The manifest of one pushed pseudo-gradient; published after all its chunks are acknowledged.
 
-    One that carries its `frame` has no chunks; `blob` says size and digest all the same (`atoll.run.inline_frames`).
+    One that carries its `frame` has no chunks; `blob` says size and digest all the same (`atoll.run.delta_chain`).
     `tokens` and `steps` are since its learner adopted `base_version` (Sec. 3.2 of arXiv 2604.21428: c_tokens, c_steps).
     `norms` are the per-slice L2 norms of the pseudo-gradient, a claim the synchronizer verifies while decoding.
     `final` says that its learner leaves after it. `trained_tokens` is the learner's total when it took the snapshot.
@@ -248,6 +249,11 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     notes: PushNotes = NO_NOTES
     frame: Annotated[bytes, msgspec.Meta(max_length=INLINE_BYTES_MAX)] = b""
     schema: int = SCHEMA
+
+    @property
+    def key(self) -> PushKey:
+        """Return the key by which shards, regions and replays know the contribution."""
+        return PushKey(self.learner, self.incarnation, self.fragment, self.push)
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):

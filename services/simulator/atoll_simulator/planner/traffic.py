@@ -31,8 +31,7 @@ from atoll.codec import KEYFRAME, Framing, format_of
 from atoll.codec.formats.interface import BLOCK
 from atoll.merge.outer import derivable
 from atoll.merge.partial import partial_codec
-from atoll.run.delta_chain import DELTAS_BEHIND
-from atoll.run.inline_frames import fits
+from atoll.run.delta_chain import DELTAS_BEHIND, fits_manifest
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Contribution, Delta, Head, Included, encode
 from atoll_simulator.planner.question import Question
@@ -146,7 +145,7 @@ def traffic(question: Question) -> Traffic:
         kept = state - 2.0 * elements
         state = kept / protocol.keyframe_versions
     keyframe = 0 if question.exact_down else Framing(elements, KEYFRAME).size_bytes
-    inline = question.per_region == 1 and fits(frame_up)
+    inline = question.per_region == 1 and fits_manifest(frame_up)
     manifest = len(_manifest(_blob(frame_up), bytes(up) if inline else b""))
     if inline:
         up = 0
