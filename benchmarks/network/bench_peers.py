@@ -49,7 +49,7 @@ from atoll.bus.server import EmbeddedBroker
 from atoll.codec import frame_bytes
 from atoll.local.run_settings import without_settings
 from atoll.protocol.settings import ProtocolSettings
-from atoll.run.history import History, RoundMoments
+from atoll.run.history import History
 from atoll.wire.subjects import Subjects
 from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark
 from benchmarks.lib.kept_parts import KeptParts
@@ -265,7 +265,7 @@ async def calls(url: str) -> list[float]:
     history = History()
     await history.read(bus, Subjects(RUN))
     await bus.close()
-    return [RoundMoments.of(line).called_s for line in history.rounds]
+    return [line.called_s for line in history.rounds]
 
 
 SYSTEMS: Final = {

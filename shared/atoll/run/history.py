@@ -125,29 +125,26 @@ def _notes_of_learners() -> FairQueue[Noted[N]]:
 
 @dataclass(frozen=True, slots=True)
 class RoundLine:
-    """A commit, with the shard that made it and the wall time it wrote."""
+    """A commit, the shard that made it, and when its version was visible, by the shard's clock; its durations tell the rest."""
 
     at_s: float
     shard: str
     round: RoundEvent
 
+    @property
+    def ended_s(self) -> float:
+        """Return when the round ended, and waited for nobody any more."""
+        return self.at_s - self.round.commit_s - self.round.merge_s - self.round.queued_s
 
-@dataclass(frozen=True, slots=True)
-class RoundMoments:
-    """When a round was called, met its quorum, ended and became visible, by the clock of its shard."""
+    @property
+    def called_s(self) -> float:
+        """Return when the round was called."""
+        return self.ended_s - self.round.waited_s
 
-    called_s: float
-    quorum_s: float
-    ended_s: float
-    visible_s: float
-
-    @classmethod
-    def of(cls, line: RoundLine) -> RoundMoments:
-        """Return them: the event is written when the version is visible, and has the durations before."""
-        made = line.round
-        ended_s = line.at_s - made.commit_s - made.merge_s - made.queued_s
-        called_s = ended_s - made.waited_s
-        return cls(called_s, called_s + made.phases.quorum_wait_s, ended_s, line.at_s)
+    @property
+    def quorum_s(self) -> float:
+        """Return when the round met its quorum."""
+        return self.called_s + self.round.phases.quorum_wait_s
 
 
 def base_of(line: RoundLine, share: Contributor) -> int:

@@ -24,7 +24,7 @@ from typing import Final, Literal, get_args
 from atoll.base.wording import counted, few
 from atoll.protocol.waits import id_of
 from atoll.run.decisions import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation, describe_outlier
-from atoll.run.history import History, Noted, RoundMoments, RunClock, push_id
+from atoll.run.history import History, Noted, RunClock, push_id
 from atoll.story.goodput import (
     LearnerShare,
     alignment_of_others,
@@ -187,7 +187,7 @@ def _hindered(history: History, word: str) -> Iterator[HinderedWork]:
         return  # a learner notes only how long it waited for room
     for line, share in history.contributions():
         if share.full_s >= HINDERED_MIN_S:
-            arrived_s = RoundMoments.of(line).called_s + (share.arrived_s or 0.0)
+            arrived_s = line.called_s + (share.arrived_s or 0.0)
             told = f"{push_id(line, share)}: its upload waited {share.full_s:.3g} s for room"
             yield HinderedWork(arrived_s - share.upload_s, arrived_s, share.full_s, is_commit=False, words=told)
 

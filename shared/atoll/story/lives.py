@@ -27,7 +27,7 @@ from statistics import median
 from typing import Final
 
 from atoll.protocol.ledger import Ledger
-from atoll.run.history import History, Noted, RoundLine, RoundMoments, ServedTenure, base_of
+from atoll.run.history import History, Noted, RoundLine, ServedTenure, base_of
 from atoll.run.process_views import SampleLine
 from atoll.wire.events import Contributor, JoinedEvent, LeftEvent, SampleEvent
 from atoll.wire.traffic import TOLD_EVERY_S
@@ -179,7 +179,7 @@ def _absence(
 def _last_sign_s(life: RecordedLife) -> float:
     signs = [each.at_s for each in (life.joined, life.newest) if each is not None]
     for line, share in life.merged:
-        arrived_s = line.at_s if share.arrived_s is None else RoundMoments.of(line).called_s + share.arrived_s
+        arrived_s = line.at_s if share.arrived_s is None else line.called_s + share.arrived_s
         # A shard merges what a learner sent long before, so the time of the merge is only a bound.
         signs.append(min(arrived_s, line.at_s))
     return max(signs)

@@ -16,7 +16,7 @@ from atoll.base.wording import counted
 from atoll.protocol.quarantine import OFFENCES
 from atoll.protocol.waits import id_of
 from atoll.run.decisions import CLIP_CURE, describe_clip, describe_isolation
-from atoll.run.history import History, Noted, RoundLine, RoundMoments, base_of, push_id
+from atoll.run.history import History, Noted, RoundLine, base_of, push_id
 from atoll.story.findings import TOO_LATE, describe_measure, refused_id, slow_learners, slow_links
 from atoll.story.goodput import (
     DEFINITION,
@@ -358,7 +358,7 @@ def _delays(history: History, fragment: int | None) -> list[float]:
             continue
         missed = history.find(line.round.fragment, line.round.version - 1)
         if missed is not None:
-            found.append(RoundMoments.of(line).called_s + share.arrived_s - RoundMoments.of(missed).quorum_s)
+            found.append(line.called_s + share.arrived_s - missed.quorum_s)
     return [max(0.0, delay) for delay in found]
 
 
@@ -366,7 +366,7 @@ def _missed(history: History, line: RoundLine, share: Contributor) -> str:
     push, missed = push_id(line, share), history.find(line.round.fragment, base_of(line, share) + 1)
     if missed is None or share.arrived_s is None:
         return f"    {push}: {share.age} late; {SILENT} by how much it missed its round"
-    late_s = RoundMoments.of(line).called_s + share.arrived_s - RoundMoments.of(missed).ended_s
+    late_s = line.called_s + share.arrived_s - missed.ended_s
     commit = id_of("commit", missed.round.fragment, missed.round.version)
     if late_s < 0.0:
         # A round ends without what its shard has not read to the end, so a contribution may be there and yet too late.

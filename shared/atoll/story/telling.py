@@ -17,7 +17,7 @@ from typing import Final
 from atoll.base.wording import counted
 from atoll.protocol.waits import id_of
 from atoll.run.decisions import describe_clip, describe_isolation, describe_wait, list_names
-from atoll.run.history import History, RoundLine, RoundMoments, base_of, push_id
+from atoll.run.history import History, RoundLine, base_of, push_id
 from atoll.story.findings import describe_measure, refused_id
 from atoll.story.goodput import alignment_of_others, duration_of_others, of_others, points_away, shares_of, weight_of
 from atoll.story.lives import (
@@ -51,7 +51,7 @@ def one_line(line: RoundLine) -> str:
 
 def round_story(history: History, line: RoundLine) -> list[str]:
     """Return why one round waited, who answered when and with what weight, and its chain of causes."""
-    made, times, clock = line.round, RoundMoments.of(line), history.clock
+    made, clock = line.round, history.clock
     outages = stood_still(history, line, outages_of(history))
     called = made.why is None or made.why.calls > 0
     return [
@@ -60,7 +60,7 @@ def round_story(history: History, line: RoundLine) -> list[str]:
         "why it waited",
         *_waits(history, line, outages),
         "",
-        f"who was called at {clock.at(times.called_s)}, and what came of it"
+        f"who was called at {clock.at(line.called_s)}, and what came of it"
         if called
         else "nobody was called, and this came of it",
         *_answers(line),
@@ -129,7 +129,7 @@ def _next_version(history: History, newest: RoundLine) -> str:
 
 def contribution_story(history: History, line: RoundLine, share: Contributor) -> list[str]:
     """Return the way of one merged contribution: from its adoption to the version it is part of."""
-    made, times, base, clock = line.round, RoundMoments.of(line), base_of(line, share), history.clock
+    made, base, clock = line.round, base_of(line, share), history.clock
     cause = share.cause_id or SILENT
     steps = [
         f"began on version {base} at {clock.at(share.adopted_at_s)}"
@@ -145,7 +145,7 @@ def contribution_story(history: History, line: RoundLine, share: Contributor) ->
         _damped(line, share),
         _corrected(share),
         _agreed(share),
-        f"became part of version {made.version} ({id_of('head', made.fragment, made.version)}) at {clock.at(times.visible_s)}",
+        f"became part of version {made.version} ({id_of('head', made.fragment, made.version)}) at {clock.at(line.at_s)}",
     ]
     return [push_id(line, share), *(f"  {step}" for step in steps if step)]
 

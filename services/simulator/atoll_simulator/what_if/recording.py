@@ -38,7 +38,7 @@ from atoll.codec import KEYFRAME, Framing
 from atoll.protocol.pacing import RECENT_STEPS
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.waits import id_of
-from atoll.run.history import History, Noted, RoundLine, RoundMoments, base_of
+from atoll.run.history import History, Noted, RoundLine, base_of
 from atoll.story.goodput import RunGoodput, TimePresent, presences, summed
 from atoll.story.lives import RecordedLife, lives_of
 from atoll.wire.events import Contributor, JoinedEvent, SampleEvent
@@ -398,7 +398,7 @@ def _answered_s(history: History, line: RoundLine, share: Contributor) -> float:
     called = history.find(line.round.fragment, base_of(line, share) + 1)
     if called is None or share.arrived_s is None:
         return 0.0
-    return RoundMoments.of(line).called_s + share.arrived_s - RoundMoments.of(called).called_s
+    return line.called_s + share.arrived_s - called.called_s
 
 
 def _fit_fragment(rounds: Sequence[RoundLine]) -> RecordedFragment:
