@@ -32,8 +32,9 @@ from pathlib import Path
 if sys.argv[4] == "1" and hasattr(os, "sched_setaffinity"):
     # XLA has more threads than its flags say; a process that may use one core is one core.
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from atoll_simulator.process_setup import one_thread_for_algebra, use_cores
+from atoll_simulator import one_thread_for_algebra
 one_thread_for_algebra()
+from atoll_simulator.workshop import use_cores
 use_cores(int(sys.argv[4]))
 import jax
 from atoll_learner.compiling import enable_compile_cache
@@ -67,7 +68,7 @@ print(json.dumps(steps / (time.monotonic() - began_s)))
 """
 SIMULATED: Final = """
 import json, sys
-from atoll_simulator.process_setup import one_thread_for_algebra
+from atoll_simulator import one_thread_for_algebra
 one_thread_for_algebra()
 from atoll.local.options import UpRequest
 from atoll_simulator.workshop import run_sim
@@ -86,9 +87,9 @@ def main(*, minutes: Annotated[float, "about this long in all"] = 4.0, seed: int
     seconds = str(60 * minutes / TURNS / 6)
     bare, wide, simulated = [], [], []
     for turn in range(TURNS):
-        bare.append(measured(BARE, str(data), str(cache), seconds, "1"))
-        wide.append(measured(BARE, str(data), str(cache), seconds, str(LEARNERS)))
-        simulated.append(measured(SIMULATED, str(LEARNERS), str(FOLDER / str(turn)), *told))
+        bare.append(steps_per_s(BARE, str(data), str(cache), seconds, "1"))
+        wide.append(steps_per_s(BARE, str(data), str(cache), seconds, str(LEARNERS)))
+        simulated.append(steps_per_s(SIMULATED, str(LEARNERS), str(FOLDER / str(turn)), *told))
     cores = os.cpu_count() or 1
     one, all_of_them = statistics.median(bare), statistics.median(simulated)
     share, given = all_of_them / (cores * one), statistics.median(wide)
@@ -102,7 +103,7 @@ def main(*, minutes: Annotated[float, "about this long in all"] = 4.0, seed: int
     ]
 
 
-def measured(code: str, *words: str) -> float:
+def steps_per_s(code: str, *words: str) -> float:
     """Return the steps per second that a program prints last."""
     done = subprocess.run([sys.executable, "-c", code, *words], check=True, stdout=subprocess.PIPE, text=True)
     rate: float = json.loads(done.stdout.splitlines()[-1])

@@ -49,7 +49,7 @@ OUR_NAMES: Final = {
     "atoll_learner.model_settings": "fields of `ModelSettings`",
     "atoll_monitor.metrics": "metrics of ours",
     "atoll_simulator.fleet.parameters": "fields of `FleetParameters`",
-    "atoll_simulator.fleet.report_text": "columns of the report",
+    "atoll_simulator.fleet.cells": "columns of the report",
     "atoll_simulator.planner.answer": "fields of `ProtocolSettings`",
     "atoll_simulator.planner.failures": "fields of the failures",
     "atoll_simulator.scenario": "fields of `Scenario`",

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from atoll.base.errors import SettingsError
 from atoll.base.units import DAY_S
-from atoll_simulator.engine import Engine
 from atoll_simulator.fleet import cells
 from atoll_simulator.fleet.cells import ELASTIC, RIGID, Job, simulate
-from atoll_simulator.fleet.chance import ReturnTimes, slowest, slowest_mean, speeds, stream
+from atoll_simulator.fleet.chance import Engine, ReturnTimes, slowest, slowest_mean, speeds, stream
 from atoll_simulator.fleet.chips import Chips
 from atoll_simulator.fleet.parameters import Exchange, FleetParameters, changed, split
 from atoll_simulator.fleet.rounds import StepWindow, rounds

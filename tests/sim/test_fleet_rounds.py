@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.base.errors import SettingsError
-from atoll_simulator.engine import Engine
 from atoll_simulator.fleet import scavenging
-from atoll_simulator.fleet.chance import stream
+from atoll_simulator.fleet.chance import Engine, stream
 from atoll_simulator.fleet.chips import Chips
 from atoll_simulator.fleet.parameters import Exchange, FleetParameters, changed
 from atoll_simulator.fleet.rounds import FleetLearner, FleetLink, Rounds, StepWindow, rounds

@@ -2,20 +2,13 @@
 
     join (Session) ─► recover ─► batch, step, wait step_s, boundary … ─► data back, drain, goodbye
 
-Session, driver, leases, peer recovery, data supply, step hook, schedule and step are the production ones. The gradient
-of a step is computed from the step's beginning, on a device that other learners may share. The learner waits for it
-only when it needs the values: at a push, an adoption or a heartbeat. So several learners' steps are computed side by
-side while virtual time goes on. Not here: checkpoints, compile turns, signals.
+Session, driver, leases, peer recovery, supply, step hook, schedule and step are the production ones. The gradient is computed
+from the step's beginning, on a device that learners may share, and waited for only when its values are needed: at a push, an
+adoption or a heartbeat. Not here: checkpoints, compile turns, signals.
 
-**Liars** train like the others, and send something else than what they have learnt. A liar is a member in good standing. It
-keeps to the protocol: its frames are whole, its norms are those of what it sends, its books are right. So nothing but the
-merge itself can bound what it does (`atoll.merge.robust`).
-
-    sign flip   the pseudo-gradient, backwards
-    scaling     `SCALE` times the pseudo-gradient
-    noise       random numbers, as long as the pseudo-gradient
-    zeros       nothing
-    copied      the pseudo-gradient of the liar's first push of the fragment, over and over
+**Liars** train like the others and send something else than what they have learnt: the pseudo-gradient backwards, `SCALE` times
+it, noise of its length, zeros, or their first one over and over. Frames are whole, norms are those of what is sent, books are
+right, so nothing but the merge itself can bound what a liar does (`atoll.merge.robust`).
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """The bus of one simulated process: the in-memory bus at the other end of a link of its own.
 
-A link has two legs. A message takes `bytes / bandwidth` to leave, one after the other, and `latency_s` to arrive, so a
-large blob holds up the heartbeat behind it, as it does in one TCP connection. A request takes both legs: its payload
-up, its answer down. While a link is cut nothing travels. A request on its way is sent again when the link is back, and
-fails like the real adapter's after `TOTAL_S`; the requested action may have happened. A core message is then lost; now
-and then one is also lost for no reason. A process that dies leaves its link without a message.
-
-The traffic of both legs, each message with its size beside its payload, is what a real bus reads from its sockets. Not
+A link has two legs. A message takes `bytes / bandwidth` to leave, one after the other, and `latency_s` to arrive, so a large
+blob holds up the heartbeat behind it. A request takes both legs: its payload up, its answer down. While a link is cut nothing
+travels: a request on its way is sent again when the link is back, and fails like the real adapter's after `TOTAL_S`, and the
+requested action may have happened; a core message is lost. A process that dies leaves its link without a message. Not
 modelled: retransmission and congestion inside a leg, and a broker that needs time of its own.
 """
 

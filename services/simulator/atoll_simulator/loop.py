@@ -1,12 +1,9 @@
 """An event loop whose time is virtual: when nothing is ready, its time jumps to the next timer.
 
-Production services run on it unchanged. Three things differ from asyncio's own loop, and all three make a run a
-function of its seed. Time passes only when every task waits for it. Work for a worker thread is done here and now.
-Calls that are due at the same moment run in the order in which they were asked for. There is no selector, so nothing
-that needs a socket, a pipe or another process works here. With nothing ready and no timer left, no task can ever go on:
-that is an error, not a long wait.
-
-A `ProcessTasks` holds the tasks of one simulated process, with all that they start: a kill ends them together.
+Production services run on it unchanged. What makes a run a function of its seed: time passes only when every task waits for it,
+work for a worker thread is done here and now, and calls due at the same moment run in the order in which they were asked for.
+There is no selector, so nothing that needs a socket, a pipe or another process works. With nothing ready and no timer left no
+task can ever go on: that is an error. A `ProcessTasks` holds the tasks of one simulated process: a kill ends them together.
 """
 
 from __future__ import annotations
@@ -121,7 +118,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             events._set_running_loop(None)  # noqa: SLF001
 
     def _turn(self) -> None:
-        """Make all calls that are ready now; if none is, advance to the next timer."""
         timers = self._timers
         while timers and timers[0][2].cancelled():
             heapq.heappop(timers)

@@ -31,8 +31,6 @@ BYTES_PER_MBIT: Final = 125_000.0
 
 
 class _Table(BaseModel):
-    """A table of the scenario: frozen, and unknown names are errors."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -54,7 +52,6 @@ class LinkTable(_Table):
     @field_validator("up_mbit_s", "down_mbit_s")
     @classmethod
     def _carries_something(cls, mbit_s: float) -> float:
-        """Refuse a bandwidth at which not even a heartbeat arrives in time."""
         if 0.0 < mbit_s < MBIT_S_MIN:
             raise ValueError(f"should be 0 (without bound) or at least {MBIT_S_MIN:g}")
         return mbit_s
@@ -203,7 +200,6 @@ def _by_learner(scenario: Scenario) -> list[tuple[str, dict[str, float]]]:
 def _named(
     scenario: Scenario, learners: Collection[str], others: Collection[str]
 ) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield each place that names a process, the name, and the allowed names."""
     everybody = [*learners, *others]
     yield from (("liars", name, list(learners)) for name in scenario.liars)
     for where, names in _by_learner(scenario):

@@ -2,13 +2,9 @@
 
     data ─► broker in memory, shards, learners, evaluator in virtual time ─► drain ─► event log ─► export ─► report
 
-`atoll up` works with processes, this module with groups of tasks, in the same order. The same code makes the results:
-journal, view, report and export. A run ends by itself, by `sim.max_s`, or by a signal: the first signal lets learners and
-shards leave in good order, the second ends everything at once.
-
-The evaluator stands beside the broker and takes no virtual time, so that measuring changes nothing. It measures at the round
-of the event log that crosses the next distance in merged tokens, so it sees the model of that moment, at the same merged
-tokens in every run, counted as the report counts them.
+The same code as of `atoll up` makes the results, with groups of tasks in place of processes. A run ends by itself, by
+`sim.max_s`, or by a signal. The evaluator stands beside the broker and takes no virtual time; it measures at the round that
+crosses the next distance in merged tokens, so at the same merged tokens in every run, counted as the report counts them.
 """
 
 from __future__ import annotations
@@ -51,7 +47,6 @@ from atoll_learner.run_export import measure_model, write_out
 from atoll_learner.train import make_evaluator
 from atoll_simulator.learner import Liar, LifeParts, SharedParts, SimulatedLearner, StepPace
 from atoll_simulator.loop import LoopClock, VirtualLoop
-from atoll_simulator.process_setup import InterruptHandler
 from atoll_simulator.scenario import Scenario
 from atoll_simulator.world import ProcessLife, SimulatedWorld
 from atoll_synchronizer.process import wait_for_run
@@ -97,7 +92,7 @@ class Simulation:
         *,
         view: History,
         face: RunConsole,
-        interrupted: InterruptHandler,
+        interrupted: Callable[[], bool],
     ) -> None:
         """Prepare; `run` does the work."""
         self._up = up
@@ -240,13 +235,13 @@ class Simulation:
         while True:
             self._check(helpers)
             self._show()
-            if self._interrupted.wanted or 0 < self._scenario.max_s <= self.clock.monotonic():
+            if self._interrupted() or 0 < self._scenario.max_s <= self.clock.monotonic():
                 return "stopped", ""
             if self.clock.monotonic() - self._stepped_s > self._idle_s():
                 return "failed", f"nobody has trained for {self._idle_s():,.0f} s of virtual time"
             if not any(self.world.alive(name) for name in self._up.learners):
                 reached = bool(target) and self._view.run_tokens >= target
-                if reached or any(self.world.left(name) for name in self._up.learners):
+                if reached or any(self.world.has_left(name) for name in self._up.learners):
                     return "finished", ""
                 if not any(self.world.due(name) for name in self._up.learners):
                     return self._without_learners()
@@ -259,13 +254,11 @@ class Simulation:
         return IDLE_S + scenario.start_s + IDLE_STEPS * slowest
 
     def _without_learners(self) -> tuple[str, str]:
-        """Return how a run ended that no learner trains any more, if no learner found it done."""
-        if all(self.world.dismissed(name) for name in self._up.learners):
+        if all(self.world.was_dismissed(name) for name in self._up.learners):
             return "stopped", ""
         return "failed", "every learner is dead or has failed, and none returns"
 
     async def _drain(self) -> None:
-        """Let learners and shards leave in good order, as `atoll up` does."""
         learners, shards = self._up.learners, [*self._shards, *self._standbys]
         for name in learners:
             self.world.dismiss(name)
@@ -308,7 +301,7 @@ def simulate(
     *,
     folder: RunFolder,
     face: RunConsole,
-    interrupted: InterruptHandler,
+    interrupted: Callable[[], bool],
 ) -> tuple[dict[str, Any] | None, SimulationOutcome]:
     """Run a simulation in `folder` and return its report and outcome; there is no report if nothing was trained."""
     view = History(virtual=True)

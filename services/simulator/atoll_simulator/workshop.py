@@ -5,8 +5,13 @@ Nothing here may load JAX before `use_cores` has set it up.
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -24,8 +29,43 @@ from atoll_learner.data.prepare import prepare
 from atoll_learner.data.sources import files_of, stdlib_files
 from atoll_learner.data.tokenizer import Vocabulary
 from atoll_learner.process import prepare_work
-from atoll_simulator.process_setup import InterruptHandler, use_cores
 from atoll_simulator.scenario import Scenario, scenario_of
+
+
+def use_cores(learners: int) -> None:
+    """Make JAX create as many one-thread CPU devices as can work side by side; only before JAX is first used."""
+    devices = max(1, min(os.cpu_count() or 1, learners))
+    # The count comes first: XLA stops reading at the first word that is not its own flag, and the last one is not.
+    flags = f"--xla_force_host_platform_device_count={devices} --xla_cpu_multi_thread_eigen=false"
+    told = os.environ.get("XLA_FLAGS", "")
+    if flags not in told:
+        os.environ["XLA_FLAGS"] = f"{told} {flags} intra_op_parallelism_threads=1".strip()
+
+
+class InterruptHandler:
+    """Whether a signal asked the simulation to end in good order; a second one raises `KeyboardInterrupt`.
+
+    The default handler raises wherever Python is, and an exception inside JAX's hook of the garbage collector is lost.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = False
+
+    @contextmanager
+    def handle_signals(self) -> Iterator[None]:
+        """Handle SIGINT and SIGTERM while the block runs."""
+        former = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        if self.wanted:
+            raise KeyboardInterrupt
+        self.wanted = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +126,9 @@ def _simulate(
         settings = with_data(up, folder, face)
         with face.stage("compiling"):
             shared = compile_shared(settings, folder)
-        report, outcome = simulate(up, scenario, shared, folder=folder, face=face, interrupted=interrupted)
+        report, outcome = simulate(
+            up, scenario, shared, folder=folder, face=face, interrupted=lambda: interrupted.wanted
+        )
     except KeyboardInterrupt:
         face.rest()
         face.say("ended at once; the event log and the journal are kept")

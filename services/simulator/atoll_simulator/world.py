@@ -117,11 +117,11 @@ class SimulatedWorld:
         """Return whether a process is alive or will live again."""
         return self._actors[name].alive or self._actors[name].due
 
-    def left(self, name: str) -> bool:
+    def has_left(self, name: str) -> bool:
         """Return whether the newest life of a process ended well and by itself, because it was done."""
         return self._actors[name].left
 
-    def dismissed(self, name: str) -> bool:
+    def was_dismissed(self, name: str) -> bool:
         """Return whether a process was asked to leave."""
         return self._actors[name].dismissed
 

@@ -1,17 +1,14 @@
 """The table of goodput: systems by fleet sizes, several seeds each, over worker processes.
 
-A cell is one system (`rigid`, `elastic` or a number of learners) on so many chips; it is simulated once per seed. Each
-of these simulations is a pure function of its arguments, so the table is the same for any number of workers. Cells of
-one fleet size and seed suffer the same failures: rows differ in the system, not in luck.
-
-The interval beside each mean is Student's, for 95 %, over the seeds.
-
-Workers ignore Ctrl-C, which a terminal sends to all processes of a command: the parent handles it and ends them.
+A cell is one system (`rigid`, `elastic` or a number of learners) on so many chips, simulated once per seed by a pure function,
+so the table is the same for any number of workers. Cells of one fleet size and seed suffer the same failures: rows differ in
+the system, not in luck. The interval beside each mean is Student's, for 95 %, over the seeds.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import os
 import re
 import signal
@@ -19,15 +16,16 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from multiprocessing import active_children, get_context
+from pathlib import Path
 from typing import TypeVar
 
+from atoll.base.atomic_files import write_whole
 from atoll.base.errors import EnvironmentFault, SettingsError
 from atoll.base.units import DAY_S, count, within
 from atoll_simulator import confidence
-from atoll_simulator.engine import Engine
-from atoll_simulator.fleet.chance import slowest_mean
+from atoll_simulator.fleet.chance import Engine, slowest_mean
 from atoll_simulator.fleet.chips import Chips, Lived, Rigid
 from atoll_simulator.fleet.parameters import FleetParameters, split
 
@@ -260,3 +258,72 @@ def _cell(job: Job, lived: Sequence[Lived]) -> FleetCell:
         failures=sum(one.failures for one in lived) / count,
         stalls=sum(one.stalls for one in lived) / count,
     )
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------------
+
+
+def goodput_tables(cells: Sequence[FleetCell]) -> str:
+    """Return goodput and uptime as two tables in per cent, each with the 95 % interval over the seeds."""
+    parts = []
+    for what in ("goodput", "uptime"):
+        columns = list(dict.fromkeys(cell.chips for cell in cells))
+        lines = [f"{what + ', %':<12}" + "".join(f"{size_text(chips):>14}" for chips in columns)]
+        for system in dict.fromkeys(cell.system for cell in cells):
+            row = [cell for cell in cells if cell.system == system]
+            lines.append(f"{_name(system):<12}" + "".join(f"{per_cent(getattr(cell, what)):>14}" for cell in row))
+        parts.append("\n".join(lines))
+    if any(cell.system == RIGID for cell in cells):
+        parts.append(
+            f"{_name(RIGID)}: spares take the place of what failed at once and are not counted; `atoll plan` counts them"
+        )
+    if any(cell.used_chips < cell.chips for cell in cells):
+        least = min(cells, key=lambda cell: cell.used_chips / cell.chips)
+        parts.append(
+            f"shares are of the chips in whole slices: {least.used_chips} of {least.chips} in {_name(least.system)}, or more"
+        )
+    return "\n\n".join(parts)
+
+
+def write_answer(folder: Path, name: str, **said: object) -> Path:
+    """Write the question and the result to `name`.json in `folder`, and return its path."""
+    path = folder / f"{name}.json"
+    try:
+        write_whole(path, (json.dumps(said, indent=2, default=_plain) + "\n").encode())
+    except OSError as error:
+        raise SettingsError("a result cannot be written", got=path, todo=f"see to it ({error.strerror})") from error
+    return path
+
+
+def folder_for(out: str | None, name: str) -> Path | None:
+    """Return the folder for the file `name`, created if needed; raise `SettingsError` if it cannot be written there."""
+    if out is None:
+        return None
+    if not out.strip():
+        raise SettingsError(
+            "--out names no folder", got=repr(out), todo="name one, or leave --out away; . is this folder"
+        )
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".writable").touch()
+        (folder / ".writable").unlink()
+    except OSError as error:
+        raise SettingsError(
+            "--out is no folder that can be written", got=out, todo=f"choose another ({error.strerror})"
+        ) from error
+    if (folder / name).is_dir():
+        raise SettingsError(
+            "--out holds a folder where a file is to be", got=folder / name, todo="choose another folder"
+        )
+    return folder
+
+
+def _plain(value: object) -> object:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    raise TypeError(f"{type(value).__name__} is no plain data")
+
+
+def _name(system: str) -> str:
+    return f"M = {system}" if system.isdigit() else f"1 {system}"

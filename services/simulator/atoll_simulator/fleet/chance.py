@@ -1,8 +1,11 @@
-r"""Chance for fleets: streams that do not disturb each other, return times, and the slowest of many slices.
+r"""Virtual time and chance for fleets: a queue of calls, random streams, return times, and the slowest of many slices.
 
-Every purpose draws from a stream of its own, named by seed and purpose. One more draw of one kind leaves all other
-streams as they were: the same seed has the same failures with and without the protocol beside them. Python seeds a
-generator with a text by its SHA-512, so a name means the same in every process.
+**Time**: calls ordered by when they are due, and among equals by when they were asked for. An exception of a call ends the run
+and reaches the caller: the run does not survive a broken safety property.
+
+**Streams** are named by seed and purpose. One more draw of one kind leaves all others as they were: the same seed has the same
+failures with and without the protocol beside them. Python seeds a generator with a text by its SHA-512, so a name means the
+same in every process.
 
 **Exponentiated Weibull**, with shape k, exponent a and scale s:
 
@@ -10,20 +13,49 @@ generator with a text by its SHA-512, so a name means the same in every process.
 
     F(x) = (1 - e^{-(x/s)^k})^a, \qquad x = s\,(-\ln(1 - u^{1/a}))^{1/k}
 
-**The slowest of n.** A synchronous learner steps as slowly as its slowest slice. If n slices deviate by independent
-standard normals, the largest deviation has the distribution function Phi(z)^n. So one uniform number gives a sample,
-Phi^-1(u^(1/n)), and one integral its mean: no loop over slices, however many there are.
+**The slowest of n.** A synchronous learner steps as slowly as its slowest slice. The largest of n independent standard normals
+has the distribution function Phi(z)^n, so one uniform number gives a sample, Phi^-1(u^(1/n)), and one integral its mean.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from functools import lru_cache
+from heapq import heappop, heappush
 from statistics import NormalDist
+from typing import Any
 
 PARTS = 4096
 _NORMAL = NormalDist()
+
+
+class Engine:
+    """The clock of the simulation, `now_s` in seconds since the world began; no simulated process can see it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.events = 0
+        self._order = 0
+        self._due: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+
+    def after(self, wait_s: float, call: Callable[..., object], *arguments: Any) -> None:  # noqa: ANN401  (passed on)
+        """Make `call(*arguments)` when `wait_s` (at least 0) have passed."""
+        self._order += 1
+        heappush(self._due, (self.now_s + max(0.0, wait_s), self._order, call, arguments))
+
+    def run(self, until_s: float, done: Callable[[], bool] | None = None) -> bool:
+        """Make the due calls until `until_s`, or until `done` returns true after a call; return its last result."""
+        due = self._due
+        while due and due[0][0] <= until_s:
+            self.now_s, _, call, arguments = heappop(due)
+            self.events += 1
+            call(*arguments)
+            if done is not None and done():
+                return True
+        self.now_s = max(self.now_s, until_s)
+        return False
 
 
 def stream(seed: int, *purpose: object) -> random.Random:

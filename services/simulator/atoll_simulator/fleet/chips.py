@@ -3,25 +3,15 @@
     STEPPING --a slice fails--> stalled downscale_s --> STEPPING with a slice less      (failures meanwhile are absorbed)
     failed slice --return time--> waiting --admission--> stalled upscale_s --> STEPPING with all that waited
 
-Each learner is an elastic data-parallel job. A failure takes one slice away and stalls the *whole* learner while it
-reconfigures. A failure during a stall is absorbed: it takes its slice and prolongs nothing, except for a share of such
-failures that begin the stall anew (`stall_again`). A learner may notice a failure late (`notice_s`): until then the
-other slices step on, and it notices later failures together with the first (if those steps are lost, use a longer stall
-instead). Failed chips return after a random time. Returned slices wait, and another stall takes them in together, at
-most once per admission interval. The failures of the fleet are one Poisson process. Each strikes a chip anywhere; a
-chip of a slice that is already out, or of no slice, changes nothing (thinning: exact). So a million chips cost as much
-as their failures, and one seed has the same failures at the same moments for any division of the fleet into learners.
+A failure takes a slice away and stalls the *whole* learner, an elastic data-parallel job. One during a stall takes its slice
+and prolongs nothing, except for a share that begin the stall anew (`stall_again`). Until a failure is noticed (`notice_s`) the
+other slices step on, and later ones are noticed with it. Returned slices wait, and another stall takes them in together, at
+most once per admission interval. Failures are one Poisson process over the fleet; one that strikes a slice that is out, or no
+slice, changes nothing (thinning: exact). So a million chips cost as much as their failures, and one seed has the same failures
+at the same moments for any division into learners. The closed form is in `atoll_simulator.planner.failures`.
 
-In the long run a learner with failures at rate r (of the chips that are not away) steps for about
-
-    (1 - upscale / (a + exp(-r a) / r)) / (1 + r downscale),    a = max(admission, upscale)
-
-of its time (a test compares the two). An admission follows the last one after the interval and after its stall, or, if
-no slice is back by then, as soon as one is. Of the rest, each failure of a stepping learner takes a downscale.
-
-*Goodput* is stepping time times the share of slices that are in, *uptime* the share of time in which some learner
-steps. Step speed is separate, `pace` in `atoll_simulator.fleet.cells`: the paper too counts stalls, not slowness (100 %
-at K = 1, Table 5).
+*Goodput* is stepping time times the share of slices that are in, *uptime* the share of time in which some learner steps. Step
+speed is separate, `pace` in `cells`: the paper too counts stalls, not slowness (100 % at K = 1, Table 5).
 """
 
 from __future__ import annotations
@@ -30,8 +20,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from atoll_simulator.engine import Engine
-from atoll_simulator.fleet.chance import ReturnTimes, stream
+from atoll_simulator.fleet.chance import Engine, ReturnTimes, stream
 from atoll_simulator.fleet.parameters import FleetParameters, split
 
 
@@ -146,7 +135,6 @@ class Chips:
         self._admit(number)
 
     def _admit(self, number: int) -> None:
-        """Take in all waiting slices, once the learner is not stalled and the interval has passed."""
         one = self.learners[number]
         if not one.waiting or one.stalled or one.asked:
             return
@@ -177,7 +165,6 @@ class Chips:
         self.engine.after(for_s, self._go_on, number)
 
     def _go_on(self, number: int) -> None:
-        """End a stall: step again, unless no slice is left or some wait to be taken in."""
         one = self.learners[number]
         if self.engine.now_s < one.until_s:
             self.engine.after(one.until_s - self.engine.now_s, self._go_on, number)

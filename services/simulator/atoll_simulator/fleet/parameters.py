@@ -101,7 +101,7 @@ class FleetParameters:
 
     def check(self) -> FleetParameters:
         """Return self, or raise `SettingsError` for the first number out of range."""
-        checked(self)
+        check_ranges(self)
         return self
 
 
@@ -137,14 +137,14 @@ class Exchange:
 
     def check(self) -> Exchange:
         """Return self, or raise `SettingsError` for the first number out of range."""
-        checked(self)
+        check_ranges(self)
         return self
 
 
 Numbers = TypeVar("Numbers", FleetParameters, Exchange)
 
 
-def checked(parameters: FleetParameters | Exchange) -> None:
+def check_ranges(parameters: FleetParameters | Exchange) -> None:
     """Raise `SettingsError` for the first number of `parameters` that is out of range; a NaN is out of range."""
     for each in fields(parameters):
         got = getattr(parameters, each.name)
@@ -158,7 +158,7 @@ def checked(parameters: FleetParameters | Exchange) -> None:
 def changed(numbers: Numbers, **values: float) -> Numbers:
     """Return a fleet or an exchange with some numbers changed, checked."""
     other = dataclasses.replace(numbers, **values)  # type: ignore[arg-type]
-    checked(other)
+    check_ranges(other)
     return other
 
 

@@ -1,23 +1,17 @@
 """The protocol layer: production machines training on a fleet, for a window of steps; every token's fate at the end.
 
-The layers are joined at one point. The chips (`atoll_simulator.fleet.chips`) report for each learner when it stops, when it
-goes on and with how many slices. The protocol reports nothing back, so the chips behave exactly as without it: the same
-failures at the same moments for the same seed (every purpose has a random stream of its own). A long table of goodput and a
-short window of rounds are therefore statements about one and the same fleet.
+The chips (`chips`) report for each learner when it stops, when it goes on and with how many slices. The protocol reports
+nothing back, so a table of goodput and a window of rounds are statements about one and the same fleet, with the same failures.
 
     window:  learners step, stall, answer calls, adopt            `steps` nominal steps long; figures are of this part
     drain:   all learners leave after their step or stall, shards finish, the ledgers are settled
 
-Both drive production machines, with sums in place of bytes, and decide nothing: `Hub` the shards, `FleetLearner` the islands.
-Waiting is measured, not assumed: the time a learner was there, less its stalls and less the planned time of each of its
-steps. A step that begins or ends late shows as waiting.
+`Hub` drives the shards and `FleetLearner` the islands, with sums in place of bytes, and both decide nothing. Waiting is
+measured: the time a learner was there, less its stalls and the planned time of its steps.
 
-**A link** is one direction of a learner's: core messages that may be lost, small messages, and large ones that wait in line.
-
-A *core message* (a call, news of a head, a report) takes latency, or is lost for good. A *small* message (a question,
-an answer, a farewell) that is lost is sent again after a pause, as often as it takes. A *large* one (a contribution, a
-frame) shares the bandwidth by waiting in line: a later one arrives later, and a lost one takes its own time on the line
-again. Small ones pass the line, as they do if packets of several streams take turns.
+**A link** is one direction of a learner's. A *core message* (a call, news of a head, a report) takes latency, or is lost for
+good. A *small* message that is lost is sent again after a pause. A *large* one (a contribution, a frame) waits in line for the
+bandwidth, and a lost one takes its time on the line again; small ones pass the line.
 """
 
 from __future__ import annotations
@@ -32,6 +26,7 @@ import msgspec
 
 from atoll.base.errors import AtollError, ProtocolMisuse
 from atoll.base.units import within
+from atoll.base.wording import counted
 from atoll.protocol import invariants
 from atoll.protocol.events import (
     Acknowledge,
@@ -77,9 +72,8 @@ from atoll.protocol.ledger import Ledger, Settlement, settle
 from atoll.protocol.pacing import Heartbeats, StepTimes
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
-from atoll_simulator.engine import Engine
 from atoll_simulator.fleet.cells import affordable
-from atoll_simulator.fleet.chance import slowest, slowest_mean, speeds, stream
+from atoll_simulator.fleet.chance import Engine, slowest, slowest_mean, speeds, stream
 from atoll_simulator.fleet.chips import Chips, Lived
 from atoll_simulator.fleet.parameters import Exchange, FleetParameters, split
 
@@ -195,6 +189,30 @@ class RoundsReport:
             if any(fate == each or (each.endswith(":") and fate.startswith(each)) for each in fates)
         )
         return found / max(1, self.trained)
+
+
+def window_table(told: RoundsReport) -> str:
+    """Return the results of a window of rounds."""
+    spread = ", ".join(f"{count} of {n}" for n, count in sorted(told.contributors.items(), reverse=True))
+    failures, again = counted(told.chips.failures, "failure"), f"called again {counted(told.called_again, 'time')}"
+    rows = [
+        ("window", f"{told.window_s:.0f} s, {told.steps:,} steps of all learners, {failures}"),
+        ("chips", f"{told.used_chips} in whole slices"),
+        ("goodput of the chips", f"{100 * told.chips.goodput:.2f} %"),
+        ("capacity trained on", f"{100 * told.stepped:.2f} %"),
+        ("participation", f"{100 * told.participation:.2f} % of the learners' time is in finished steps"),
+        ("waited", f"{abs(told.waited_s):.3g} s of all learners together"),
+        ("commits", f"{told.commits:,} in {counted(told.rounds, 'round')}, {again}"),
+        ("contributors", f"{told.contributors_mean:.2f} per commit ({spread})"),
+        ("merged", f"{100 * told.share('merged'):.2f} %"),
+        ("merged late", f"{100 * told.share('merged_late'):.2f} %"),
+        ("superseded", f"{100 * told.share('superseded'):.2f} %"),
+        ("refused", f"{100 * told.share('refused:'):.2f} %"),
+        ("lost", f"{100 * told.share('lost'):.2f} %"),
+        ("ledger", "exact" if told.exact else "DO NOT ADD UP"),
+        ("sent", f"{told.up_gbit_s:.2f} Gbit/s per learner, on average"),
+    ]
+    return "\n".join(f"{name:<22}{text}" for name, text in rows)
 
 
 class Rounds:
@@ -320,7 +338,6 @@ class Rounds:
         return settle(ledger, self.settings.fragments)
 
     def _rest_s(self) -> float:
-        """Return a time in which all learners can leave: some steps, the longest stalls and the longest lines."""
         fleet, exchange = self.fleet, self.exchange
         line_s = 8.0 * exchange.fragment_bytes / (exchange.gbit_s * BITS_PER_GBIT)
         sent_s = (line_s + exchange.latency_s + exchange.retry_s) / (1.0 - exchange.loss)
@@ -514,7 +531,6 @@ class Hub:
             self._on_fact(Kept(at_s=self.world.engine.now_s, fragment=fragment))
 
     def _commit(self, commit: Commit) -> None:
-        """Make a commit visible, announce it, and continue with the waiting commands of its lane."""
         fragment = commit.fragment
         if self._durable is not None:
             self._durable.see_commit(commit)

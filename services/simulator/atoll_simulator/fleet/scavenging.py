@@ -1,29 +1,18 @@
 """Compute scavenging: extra capacity for half of the work, by learners that come and go or by one elastic job.
 
-M learners train a token budget; more of them, +25 ... +300 %, are there until half of it is done (in several waves, if
-wanted: there for one share of the budget, away for the next). If coming and going cost nothing, it takes
+M learners train a token budget; more of them, +25 ... +300 %, are there until half of it is done (or in several waves). If
+coming and going cost nothing, it takes T(x) / T(0) = 0.5 + 0.5 / (1 + x).
 
-    T(x) / T(0) = 0.5 + 0.5 / (1 + x)
+**Learners that come and go** are simulated with the production machines. One that comes fetches parameters and a peer's moments
+over the links of both before its first step; one that goes pushes what it has and says goodbye. All have the same speed.
+**One elastic data-parallel job** of the same capacity stalls as a whole whenever its size changes. No single length of stall
+gives the paper's column for it, so `stall_for` computes for each row the one that would; waves multiply the stalls and divide
+it.
 
-**Learners that come and go** are simulated with the production machines (`atoll_simulator.fleet.rounds`). One that
-comes fetches parameters and a peer's moments over the links of both before its first step. One that goes pushes what it
-has and says goodbye. No other learner notices; every token has a fate at the end. All have the same speed here, so that
-+x is x of the capacity.
-
-**One elastic data-parallel job** of the same capacity stalls as a whole whenever its size changes. No single length of
-stall gives the paper's column for it, so `stall_for` computes for each row the one that would. Several waves multiply
-the stalls and divide that length: only their sum shows in the time.
-
-**Joining** has a cost, by the time that the copy of the state takes (arXiv 2604.21428, Fig. 12). The paper's elastic data-
-parallel job stalls for the whole copy. Its Decoupled DiLoCo does not stall up to a copy of six steps (at H = 24), then
-longer and longer, and from H steps on no less than the elastic job. Here the production machines answer: M learners train,
-one more joins, and the same run without it is the reference. The others lose the difference of their stepping time; the
-newcomer loses its own time until it steps, and until a commit has its contribution.
-
-In Atoll a peer lends the copy through the broker and steps on. A newcomer needs no agreement: it adopts the visible
-versions when its copy is there. So the others lose no step however long the copy takes: by construction no step here
-depends on a link. The load on the lender's link is not counted, since a copy here has a length and no bytes (with
-help that comes and goes it is). A long copy costs the newcomer's own time, and its moments are as old as the copy is long.
+**Joining** costs by the time that the copy of the state takes (arXiv 2604.21428, Fig. 12: the elastic job stalls for the whole
+copy, Decoupled DiLoCo longer and longer from six steps on). Here M learners train, one more joins, and the same run without it
+is the reference. In Atoll a peer lends the copy through the broker and steps on, so by construction the others lose no step;
+the lender's link is not counted. A long copy costs the newcomer's own time, and its moments are as old as the copy is long.
 """
 
 from __future__ import annotations
@@ -35,7 +24,7 @@ from typing import Final
 
 from atoll.base.errors import SettingsError
 from atoll.base.units import within
-from atoll_simulator.engine import Engine
+from atoll_simulator.fleet.chance import Engine
 from atoll_simulator.fleet.parameters import Exchange, FleetParameters
 from atoll_simulator.fleet.rounds import STEPS_MAX, TRAINERS_MAX, Rounds
 
@@ -272,3 +261,30 @@ def stall_for(extra: float, time: float, budget: Budget) -> float:
         stalled = Budget(budget.learners, budget.steps, budget.waves, middle * budget.steps)
         low, high = (middle, high) if by_elastic(stalled, extra, 1.0) / budget.steps < time else (low, middle)
     return 0.5 * (low + high)
+
+
+def scavenging_table(rows: Sequence[Scavenged]) -> str:
+    """Return the table of scavenging: times over those without help."""
+    head = (
+        f"{'extra':>7}{'0.5+0.5/(1+x)':>15}{'learners':>10}{'off by':>9}{'elastic DP':>12}{'joins':>7}{'copy':>9}"
+        f"{'merged':>9}{'ledger':>8}"
+    )
+    lines = [
+        f"{100 * row.extra:>+6.0f}%{row.ideal:>15.3f}{row.learners:>10.3f}{100 * (row.learners / row.ideal - 1):>+8.2f}%"
+        f"{row.elastic:>12.3f}{row.joins:>7}{f'{row.join_s:.1f} s' if row.joins else '-':>9}"
+        f"{100 * row.merged:>8.1f}%{'exact' if row.exact else 'WRONG':>8}"
+        for row in rows
+    ]
+    return "\n".join([head, *lines])
+
+
+def join_table(rows: Sequence[JoinCost]) -> str:
+    """Return the table of joins, in steps."""
+    head = f"{'copy':>8}{'others lost':>14}{'steps after':>14}{'merged after':>14}{'ledger':>8}"
+    lines = [
+        f"{row.copy_steps:>8g}{row.others_lost_steps:>14.2f}{row.stepping_steps:>14.1f}"
+        f"{'never' if row.merged_steps is None else format(row.merged_steps, '.1f'):>14}"
+        f"{'exact' if row.exact else 'WRONG':>8}"
+        for row in rows
+    ]
+    return "\n".join([head, *lines])

@@ -121,7 +121,6 @@ def assumptions(question: Question) -> tuple[str, ...]:
 
 
 def _describe_sending(question: Question) -> tuple[str, ...]:
-    """Return what is taken of numbers on the wire, and who sends and reads them."""
     protocol, hub_in = question.protocol, question.links.hub_in
     up, down = bits_per_number(protocol.codec_up), bits_per_number(protocol.codec_down)
     every = "the learner contributes to every round and reads"
@@ -138,7 +137,6 @@ def _describe_sending(question: Question) -> tuple[str, ...]:
 
 
 def _timing(question: Question) -> tuple[str, ...]:
-    """Return what is taken of the time of rounds and steps."""
     protocol, links = question.protocol, question.links
     steps = f"{protocol.interval_steps / protocol.fragments:.3g}"
     pause = "step" if steps == "1" else f"{steps} steps"
@@ -160,7 +158,6 @@ def _timing(question: Question) -> tuple[str, ...]:
 
 
 def _synchronous(question: Question) -> tuple[str, ...]:
-    """Return what is taken of synchronous training, and of failures, which stop it."""
     broken = question.failures
     overlap = "both hidden in the backward pass" if question.backward_overlap else "both with nothing beside it"
     waits = " and waits for who is away" if broken.loss_per_hour else f"; {_spares(question)}"
@@ -179,7 +176,6 @@ def _synchronous(question: Question) -> tuple[str, ...]:
 
 
 def _failures(question: Question) -> str:
-    """Return how often learners, or their chips, fail, and for how long."""
     broken = question.failures
     between = as_time(site_mtbf_s(broken, question.chips))
     if broken.loss_per_hour:
@@ -212,7 +208,6 @@ def _spares(question: Question) -> str:
 
 
 def _fate(question: Question) -> str:
-    """Return the fate of the tokens trained while a round is under way."""
     if question.protocol.adoption == "carry":
         return "carried into the next round"
     return "superseded, and paid for like the rest"

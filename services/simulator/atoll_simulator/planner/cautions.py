@@ -249,7 +249,6 @@ def _starved_streams(found: Findings) -> Iterator[Trouble]:
 
 
 def _named(found: Findings, worst: Region, all_of_them: Sequence[Region]) -> str:
-    """Return the name of the region, and how many others share its trouble."""
     more = f" (and {len(all_of_them) - 1} more)" if len(all_of_them) > 1 else ""
     rate = as_rate(min(worst.up_usable, worst.down_usable))
     return f"region {found.regions.index(worst) + 1}{more}, with {rate},"

@@ -1,9 +1,8 @@
 """Goodput under failures, as a closed form: the share of a machine's time that is useful compute, in the long run.
 
-Of n chips those that are not away fail. A running learner loses one of its slices by a Poisson process of rate r. Every
-loss stops the whole learner for a downscale; the same stop absorbs failures meanwhile. Returned slices are taken in
-together, which also stops the learner. Two such stops are at least a = max(admission, upscale) apart, as a stop cannot
-begin in another:
+Of n chips those that are not away fail. A running learner loses one of its slices by a Poisson process of rate r, and every
+loss stops the whole learner for a downscale; the same stop absorbs failures meanwhile. Returned slices are taken in together by
+another stop. Two of those are at least a = max(admission, upscale) apart:
 
     present = 1 / (1 + slice return / MTBI)                 chips that are not away, of all
     r       = present n / MTBI
@@ -11,17 +10,14 @@ begin in another:
     running = (1 - upscale / (a + exp(-r a) / r)) (1 + r notice) / (1 + r (notice + stop))
     goodput = running x present
 
-Until a loss is noticed the other slices step on; losses of that time are noticed with it. A rigid job restarts at every
-loss from its last kept progress, kept every c seconds. Of the time 1/r between losses it keeps c / (exp(r c) - 1), and
-the notice, in 1/r + notice + restart (prolonged like a downscale). Synchronous training is one learner of all chips,
-elastic or rigid; a rigid one has its spares of the same machines (`spares`).
+A rigid job restarts at every loss from its last kept progress, kept every c seconds: of the time 1/r between losses it keeps
+c / (exp(r c) - 1), and the notice, in 1/r + notice + restart (prolonged like a downscale). Synchronous training is one learner
+of all chips, elastic or rigid; a rigid one has its spares of the same machines (`spares`).
 
-If a whole learner fails (one machine, a home), it is away for the time of return. It loses its unmerged local interval,
-half of it in the mean; no other learner stops. An elastic synchronous job stops as above and goes on without it. A
-rigid one runs while all are there: (share of time that one is there)^M, less a restart for each loss.
-
-Default constants are those of the simulated fleets (`atoll_simulator.fleet.parameters`, with origins); the paper
-publishes none. `atoll sim goodput` plays the same mechanism event by event; a test compares the two.
+If a whole learner fails, it is away for the time of return and loses half its local interval in the mean; no other learner
+stops. An elastic synchronous job stops as above and goes on without it; a rigid one runs while all are there: (share of time
+that one is there)^M, less a restart for each loss. Default constants are those of the simulated fleets, which play the same
+mechanism event by event; a test compares the two.
 """
 
 from __future__ import annotations
@@ -97,7 +93,6 @@ def running(failures: Failures, chips: int) -> float:
 
 
 def _running_share(failures: Failures, rate: float) -> float:
-    """Return the same for failures at `rate` per second."""
     least_s = max(failures.admission_s, failures.upscale_s)
     between_s = least_s + math.exp(-rate * least_s) / rate
     noticed = rate * failures.notice_s
@@ -119,12 +114,10 @@ def stops(failures: Failures, chips: int) -> tuple[float, float]:
 
 
 def _learner_presence(failures: Failures) -> float:
-    """Return the share of time in which a learner that can be lost as a whole is there."""
     return 1.0 / (1.0 + failures.loss_per_hour / HOUR_S * failures.return_s)
 
 
 def _limit_slice(failures: Failures, chips: int) -> Failures:
-    """Return the failures of learners that may be smaller than a slice."""
     return replace(failures, slice_chips=min(failures.slice_chips, chips))
 
 
@@ -144,7 +137,6 @@ def rigid(failures: Failures, chips: int) -> float:
 
 
 def _rigid_goodput(failures: Failures, rate: float) -> float:
-    """Return the same for failures at `rate` per second."""
     kept = rate * failures.checkpoint_s
     share = kept * math.exp(-kept) / -math.expm1(-kept) if kept else 1.0
     noticed = rate * failures.notice_s
@@ -183,7 +175,6 @@ def _weigh_spares(failures: Failures, slices: int, of: int) -> Spares:
 
 
 def _mean_away(failures: Failures, chips: int) -> float:
-    """Return how many slices of a job of `chips` chips are away in the mean."""
     return chips * failures.return_s / failures.mtbi_s
 
 

@@ -1,15 +1,12 @@
 """The effect of each region's link: the time of a round, the part that overlap hides, and the bandwidth needed.
 
 A round takes three and a half round trips (call 1/2, the chunks' acknowledgements 1, manifest 1/2, head 1/2, reading 1), the
-transfer up, merging, the transfer down. Links are full duplex: the legs of one round follow each other, but one fragment goes
-up while another comes down, so a fragment occupies the link for the longer leg only. If a region's share of the hub or its
-one TCP connection is slower than its own link, that is its rate. The window of unacknowledged chunks slows one blob, and so
-the round, but not the link, on which other fragments go up meanwhile.
+transfer up, merging, the transfer down. Links are full duplex: one fragment goes up while another comes down, so a fragment
+occupies the link for the longer leg only. A region's share of the hub or its one TCP connection may be slower than its link.
+The window of unacknowledged chunks slows one blob, and so the round, but not the link, on which others go up meanwhile.
 
-A wider link does not shorten some parts of a round: its round trips, merging, and the window, which bounds the bytes of a
-blob that are sent before the first of them are acknowledged. The one cause that keeps any bandwidth from being enough, or a
-round from ending within its overlap, is found by removing a part and asking again. The window comes first, because a user can
-change it more easily than the speed of light.
+The one cause that keeps any bandwidth from being enough (round trips, merging, the window) is found by removing a part and
+asking again; the window first, because a user can change it more easily than the speed of light.
 """
 
 from __future__ import annotations
@@ -110,7 +107,6 @@ def held_s(failures: Failures, learners: int, chips: int, quorum: int) -> float:
 
 
 def _binomial_below(wanted: int, others: int, chance: float) -> float:
-    """Return the chance that fewer than `wanted` of `others` are there, each with `chance`, independently."""
     if chance >= 1.0:
         return 0.0
     there, away = math.log(chance), math.log1p(-chance)

@@ -1,24 +1,16 @@
 """The same machines and links under three ways to train: Atoll, synchronous DiLoCo, synchronous data-parallel.
 
-The bandwidth that the synchronous ones need is told twice: as published tables count (`utilisation.PUBLISHED_SHARE`), to be
-held against those, and by the ring below, which is what these sites would need and what pace and bytes follow from.
+The synchronous ones reduce by a ring over all M sites: each sends 2 (M-1)/M of the whole volume, at the pace of the slowest
+link, and a round of the ring costs 2 (M-1) half round trips; every step or every H steps, beside the backward pass or with
+training stopped. Both stop all sites when one fails. The bandwidth that they need is told twice: as published tables count
+(`utilisation.PUBLISHED_SHARE`), and by the ring. Atoll's learners do not wait: its pace is that of its steps, times the share
+of them that is ever merged (`links`); the rest is paid for all the same, with chips and bytes.
 
-The synchronous ones reduce by a ring over all M sites: each sends 2 (M-1)/M of the whole volume, at the pace of the
-slowest link, and a round of the ring costs 2 (M-1) half round trips. Data-parallel reduces every step, DiLoCo every H
-steps; both beside the backward pass of that step, or with training stopped if asked. Both stop all sites when one fails
-(`failures`). The ring uses the same links as Atoll's rounds: each site's one connection, and its share of the hub.
-
-Atoll's learners do not wait: its pace is that of its steps, times the share of them that is ever merged (`links`).
-The user pays for the rest all the same, with chips and with bytes.
-
-**A sweep** over interval and codec says what each needs, how fast it is, and what it costs in quality by our own experiments.
-Quality is that of docs/results/experiment-interval.md: how far the loss of a run ends above that of data-parallel training at
-equal tokens (`GAPS`). A higher loss is made good by more tokens. The loss of data-parallel training of that model falls with
-tokens^-TOKENS_EXPONENT (the larger budgets of docs/results/experiment-parity.md). So a gap g takes
-(1 + g)^(1 / TOKENS_EXPONENT) times the tokens, and a pace divided by that is what it is worth: tokens/s at equal loss.
-
-Known limitation: the gaps are those of short runs of a small model. They fall with the length of a run, so in longer runs long
-intervals cost less than here. The order of rows says more than their distance.
+**A sweep** over interval and codec prices quality by docs/results/experiment-interval.md: how far the loss of a run ends above
+data-parallel training's at equal tokens (`GAPS`). That training's loss falls with tokens^-TOKENS_EXPONENT
+(docs/results/experiment-parity.md), so a gap g takes (1 + g)^(1 / TOKENS_EXPONENT) times the tokens, and a pace divided by that
+is what it is worth. Known limitation: the gaps are those of short runs of a small model; in longer runs long intervals cost
+less. The order of rows says more than their distance.
 """
 
 from __future__ import annotations
@@ -198,7 +190,6 @@ def systems(question: Question, moved: Traffic, regions: tuple[Region, ...]) -> 
 
 
 def _reached(question: Question, home: Region) -> float:
-    """Return the steps between two rounds of a fragment, or the requested ones if there never is a round."""
     return home.interval if math.isfinite(home.interval) else float(question.protocol.interval_steps)
 
 

@@ -1,17 +1,13 @@
 """A small simulator of work that waits for work: compute and communication as a graph, and when each part ends.
 
-A node needs a resource (compute, a link) for some time and may begin when all its predecessors have ended. A resource
-does one thing at a time, in the order in which nodes became ready. A node without a resource only takes time: any
-number of them run at once. The schedules below, those of the literature, give the nodes their meaning:
+A node needs a resource (compute, a link) for some time and may begin when all its predecessors have ended. A resource does one
+thing at a time, in the order in which nodes became ready; a node without one only takes time. The literature's schedules:
 
-    data-parallel      forward by layers, backward by layers; a layer's gradient is reduced as soon as its backward has
-                       ended, and its next forward needs it
+    data-parallel      a layer's gradient is reduced as soon as its backward has ended, and its next forward needs it
     DiLoCo             H steps, then one reduction by layers of everything; overlapped with that one backward, or not at all
-    streaming          every H/P steps a fragment leaves, and the step that is tau steps later waits for it; Decoupled
-                       DiLoCo has the same graph (its learners do not wait, see `atoll_simulator.planner.utilisation`)
+    streaming          every H/P steps a fragment leaves, and the step that is tau steps later waits for it
 
-Utilisation is compute over time, once things repeat. `atoll_simulator.planner.utilisation` has the closed forms; a test
-compares them with these graphs. Times are in seconds; the graph is deterministic.
+Utilisation is compute over time, once things repeat. `utilisation` has the closed forms; a test compares them.
 """
 
 from __future__ import annotations
@@ -56,12 +52,10 @@ class GraphStep:
 
 def ends(works: Sequence[GraphWork]) -> list[float]:
     """Return when each node ends, in seconds; a node may only come after earlier ones."""
-    return _Playing(works).played()
+    return _GraphRun(works).run()
 
 
-class _Playing:
-    """One graph in progress: running nodes, nodes that wait for a resource, nodes that wait for other nodes."""
-
+class _GraphRun:
     def __init__(self, works: Sequence[GraphWork]) -> None:
         self._works = works
         self._waits = [len(work.after) for work in works]
@@ -73,7 +67,7 @@ class _Playing:
         self._busy = dict.fromkeys(self._queues, False)
         self._running: list[tuple[float, int]] = []
 
-    def played(self) -> list[float]:
+    def run(self) -> list[float]:
         """Play to the end and return when each node ended."""
         done = [0.0] * len(self._works)
         for number, count in enumerate(self._waits):

@@ -3,20 +3,16 @@
     learner  ── contribution ──►  broker  ── M contributions ──►  shard
     learner  ◄── frame ─────────  broker  ◄── frame, outer state ──  shard
 
-The broker is a star: everything goes through it, so its incoming link carries M contributions and one commit per round,
-its outgoing link M frames and M contributions. If broker and shards stand in one hub, only contributions in and frames
-out cross the wide area. Where regions add up what their learners send (`atoll.merge.partial`) and read a frame once for
-all of them, a region stands in the place of a learner; manifests come from each learner all the same. Sizes come from the
-functions of the production code. The gain of zstd on four bits depends on the numbers, and is not counted.
+Everything goes through the broker; if it stands with the shards in one hub, only contributions in and frames out cross the wide
+area. Where regions add up (`atoll.merge.partial`), a region stands in the place of a learner; manifests come from each learner
+all the same. Sizes come from the functions of the production code; zstd is not counted.
 
-**Room** is the memory of a synchronizer and the streams of the broker that a run needs. A shard holds its fragments as
-float32 with their outer state. An open round adds its sum and the contributions that wait for it, at most as large as a sum
-(`atoll.merge.fold`). A commit adds the new values and state. Up to eight contributions are read at once
-(`atoll_synchronizer.aggregator`), and the pool keeps the last released vectors (`atoll.base.buffer_pool`). Arrays of a
-gibibyte and more are in scratch files, except those of an optimizer from optax. Memory then holds a sum for each open
-round, as much again of mapped pages (`make bench-memory`), and smaller contributions and deltas. A stream of frames holds
-two of each fragment, since the one before stays until the next commit, or two keyframes and the deltas since. The stream of
-states holds one, and the next while it is written; that of contributions holds all that no commit has settled yet.
+**Room** is the memory of a synchronizer and the streams of the broker that a run needs. A shard holds its fragments as float32
+with their outer state; an open round adds its sum and the contributions that wait for it; a commit the new values and state;
+the reader up to eight contributions, the pool the last released vectors. Arrays of a gibibyte and more are in scratch files,
+except an optax optimizer's: then memory holds a sum for each open round and as much again of mapped pages (`make
+bench-memory`). A stream of frames holds two of each fragment, or two keyframes and the deltas since; that of states one, and
+the next while it is written; that of contributions all that no commit has settled yet.
 """
 
 from __future__ import annotations

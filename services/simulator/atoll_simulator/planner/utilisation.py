@@ -8,12 +8,9 @@ With a step of T seconds in L layers, of which the backward pass has the share w
                     that leaves no earlier than that is n steps behind it, so n steps take D + (n - tau) T at least:
                     T' = T + max(0, D - tau T) / n, and T' >= c / k, which the link needs
 
-Streaming is exact if H is a multiple of P. Otherwise fragments leave at uneven steps in the graph, and k apart here, as
-Atoll's shards call them: then the two differ by up to 20 points of utilisation if a link is nearly full.
-
-A learner of Atoll does not wait. When streaming would stall, it goes on, rounds take longer than tau steps, and
-fragments come round less often than every H steps: `interval_reached`. The loss of compute in the literature is a
-higher staleness here; the threshold is the same, so the bandwidth required is the same.
+Streaming is exact if H is a multiple of P; else the two differ by up to 20 points if a link is nearly full. A learner of Atoll
+does not wait: fragments come round less often than every H steps (`interval_reached`). The loss of compute in the literature is
+a higher staleness here; the threshold, and so the bandwidth required, is the same.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """As it was, beside as it would be: N seeds of both, the check against the recording, and the change with its error bars.
 
-**The check.** The mean of the simulations of the run as it was, beside the recording. Where a figure is off by more than
-`miss_max`, the simulator does not know this run well enough, and no what-if of it is believed (`Comparison.believed`).
+**The check.** Where the mean of the simulations of the run as it was is off by more than `miss_max` in a figure, the simulator
+does not know this run well enough, and no what-if of it is believed.
 
-**Error bars.** Each seed draws the recording's stretches of steps, reads and commits anew (a bootstrap), for both
-settings alike. The change is the mean of the N differences. Its interval is Student's 95 % interval over the seeds, which holds
-what chance in pace does, and on both sides as much as the check found the simulator to be off in that figure. A change of a
-link has none: what joining, resends and the state of a peer take over it is an estimate that no recording bounds.
+**Error bars.** Each seed draws the recording's stretches of steps, reads and commits anew (a bootstrap), for both settings
+alike. The interval of the mean difference is Student's 95 %, and on both sides as much more as the check found the simulator to
+be off. A change of a link has none: what joining, resends and a peer's state take over it is an estimate.
 """
 
 from __future__ import annotations

@@ -2,26 +2,20 @@ r"""The recording of a run as a schedule for the simulator: who was there, how f
 
     event log (`History`) + agreement ──► `fit_recording` ──► `Recording`
 
-Measures, and their sources:
-
 * **Presence**: `joined` begins a life; `left` ends it, or where it was killed the last that was heard of it.
-* **Steps**: two `sample` events of a life, each the first with its count of steps, make a *stretch*: eight steps or more at
-  such a mean pace, whatever slowed it. Samples between steps end none, so steps may be longer than the time between samples.
-  The simulator draws stretches with replacement, each with its length (a block bootstrap): slow times stay together. A run too
-  short for samples has the step times noted with pushes, which are means of 16 steps and lack what was between steps.
-* **Delay**: an answer to a first call arrives after the call's way, its upload and its manifest's way. The rest without
-  the upload is two delays and what held it up (coding, a busy processor). The quickest tenth bounds the delays; what the others
-  took longer is drawn for each push. Late answers count from the call that they answered.
+* **Steps**: two `sample` events of a life, each the first with its count of steps, make a *stretch* of eight steps or more at
+  their mean pace. The simulator draws stretches with replacement, each with its length (a block bootstrap): slow times stay
+  together. A run too short for samples has the step times noted with pushes, which lack what was between steps.
+* **Delay**: an answer to a first call takes the call's way, its upload and its manifest's way. The rest without the upload is
+  two delays and what held it up; the quickest tenth bounds the delays, what others took longer is drawn for each push.
 * **Rate**: bytes over `upload_s` without the two delays of its first message.
 * **Shards**: `read_s`, and `queued_s + merge_s + commit_s`, each drawn anew from those of the recording.
 
-Assumptions: the way down is as fast as the way up, nothing is lost, shards are there all the time and take as long for
-another codec. Learners that stopped being heard without a farewell stopped then.
+Assumptions: the way down is as fast as the way up, nothing is lost, shards are there all the time and take as long for another
+codec. Learners that stopped being heard without a farewell stopped then.
 
-**The outcome** of a run is figures that a recording and a simulation both have, made by the same sums. `MadeCommit` is one
-commit: a recording has them in its `round` events, a simulation at its shards' decisions. Token-fragments divided by the
-number of fragments are tokens, so "merged tokens/s" is what of the training reached the model. *Goodput* is that of a run
-by its event log (`atoll.story.goodput`); a simulation has the recording's presence, and own steps.
+**The outcome** is figures that a recording and a simulation both have, made by the same sums. Token-fragments divided by the
+number of fragments are tokens. *Goodput* is that of `atoll.story.goodput`; a simulation has the recording's presence.
 """
 
 from __future__ import annotations
@@ -277,7 +271,6 @@ def _fit_learners(
 
 
 def _fit_fragments(rounds: Sequence[RoundLine], fragments: int) -> dict[int, RecordedFragment]:
-    """Return each fragment by its own rounds; by all rounds where it has none."""
     own = {fragment: [line for line in rounds if line.round.fragment == fragment] for fragment in range(fragments)}
     return {fragment: _fit_fragment(lines or rounds) for fragment, lines in own.items()}
 

@@ -26,8 +26,7 @@ from atoll.codec import Framing, format_of
 from atoll.protocol.events import Commit
 from atoll.protocol.settings import ProtocolSettings
 from atoll.story.goodput import summed
-from atoll_simulator.engine import Engine
-from atoll_simulator.fleet.chance import stream
+from atoll_simulator.fleet.chance import Engine, stream
 from atoll_simulator.fleet.parameters import Exchange, FleetParameters
 from atoll_simulator.fleet.rounds import BITS_PER_GBIT, REST_STEPS, FleetLearner, FleetLink, NeverAtRest, Rounds
 from atoll_simulator.scenario import LATENCY_S_MAX
