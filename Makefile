@@ -30,7 +30,7 @@ BENCH = PYTHONPATH=$(CURDIR)/tests $(PY)
 PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses $(1) --dist loadscope --no-loadscope-reorder $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 SCHEDULED = $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES))
 
-.PHONY: help setup demo test test-all test-cluster coverage lines docs docs-build wheel release lint types check compose-check compose-test deploy-check bench bench-faults bench-rebuild bench-replay bench-takeover bench-cluster bench-doors bench-fidelity bench-simulator bench-arithmetic bench-broker bench-bulk bench-regions bench-premerge bench-start bench-memory bench-round bench-link bench-bandwidth bench-bytes bench-goodput bench-peers bench-scale newest-nats trace chaos chaos-cluster race bench-cut dst bench-dst fuzz attacks bench-hostile bench-crowd bench-monitor bench-data bench-transformers bench-upgrade bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
+.PHONY: help setup demo test test-all test-cluster coverage lines docs docs-build wheel release lint types check compose-check compose-test deploy-check bench bench-rebuild bench-replay bench-takeover bench-doors bench-fidelity bench-simulator bench-arithmetic bench-broker bench-bulk bench-regions bench-premerge bench-start bench-memory bench-round bench-link bench-bandwidth bench-goodput bench-peers bench-scale newest-nats chaos chaos-cluster race bench-cut dst bench-dst fuzz attacks bench-hostile bench-crowd bench-monitor bench-data bench-transformers bench-upgrade bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -53,8 +53,7 @@ help:  ## list the targets and the variables
 #: SEED=7              the seed of a benchmark (bench and every bench-..., chaos), of the order of tests (test, test-all), or of the one
 #:                     schedule to show (dst)
 #: RATES=1,4,16        faults per minute of the storms (chaos)
-#: KILLS=200           how many kills end the gauntlet (chaos), or how many of each kind (bench-cluster)
-#: OUTAGES=20          how often the broker is away for 1 to 20 s, in place of kills (bench-takeover)
+#: KILLS=200           how many kills end the gauntlet (chaos)
 #: GAUNTLET=32         faults per minute of the gauntlet (chaos)
 #: ONLY=storm-4        do this run alone; what was measured before is kept (chaos); rows with AXIS=VALUE (experiment); one loop
 #:                     (bench-loops); one part: crowds, rounds or large (bench-scale), syncs or training (bench-peers)
@@ -140,14 +139,8 @@ docs-build: $(READY)  ## build the documentation into build/docs/site; a broken 
 newest-nats: $(READY)  ## test the NATS adapter on the newest nats-py in the allowed range (skips without an index)
 	infra/newest_nats.sh $(VENV)
 
-trace: $(READY)  ## count the modules and functions that one contribution passes on its way
-	$(BENCH) -m benchmarks.network.trace $(if $(SEED),--seed $(SEED))
-
 bench: $(READY)  ## measure what the protocol costs a learner's step
 	$(BENCH) -m benchmarks.network.overhead $(BENCH_FLAGS)
-
-bench-faults: $(READY)  ## measure what a slow and a killed learner cost the others
-	$(BENCH) -m benchmarks.faults.faults $(BENCH_FLAGS)
 
 bench-rebuild: $(READY)  ## delete the broker's store under a run and measure what rebuilding it from its archive costs
 	$(BENCH) -m benchmarks.faults.rebuild $(BENCH_FLAGS)
@@ -156,13 +149,10 @@ bench-replay: $(READY)  ## kill learners and shards of a run that retains its ro
 	$(BENCH) -m benchmarks.faults.replay $(BENCH_FLAGS)
 
 bench-takeover: $(READY)  ## kill the owner of a shard over and over and measure what the learners notice
-	$(BENCH) -m benchmarks.faults.takeover $(BENCH_FLAGS) $(if $(OUTAGES),--outages $(OUTAGES))
+	$(BENCH) -m benchmarks.faults.takeover $(BENCH_FLAGS)
 
 bench-upgrade: $(READY)  ## replace every process of a run while it trains, one by one, and measure the longest pause in commits
 	$(BENCH) -m benchmarks.faults.upgrade $(BENCH_FLAGS)
-
-bench-cluster: $(READY)  ## measure a broker of three nodes beside one, and what a killed node costs
-	$(BENCH) -m benchmarks.faults.cluster $(if $(SEED),--seed $(SEED)) $(if $(KILLS),--kills $(KILLS))
 
 bench-doors: $(READY)  ## measure what TLS, permissions and signatures cost a round, beside an open broker
 	$(BENCH) -m benchmarks.network.doors $(BENCH_FLAGS)
@@ -182,7 +172,7 @@ bench-broker: $(READY)  ## measure blobs through a broker beside stock nats-py a
 bench-bulk: $(READY)  ## measure contributions to one broker beside two that share the fragments
 	$(BENCH) -m benchmarks.network.bulk $(BENCH_FLAGS)
 
-bench-regions: $(READY)  ## measure what crosses the link of a region, and how it comes back after a cut
+bench-regions: $(READY)  ## cut a region off while its learners write, and measure how it comes back
 	$(BENCH) -m benchmarks.network.regions $(BENCH_FLAGS)
 
 bench-premerge: $(READY)  ## measure what a region that adds up saves of its link, and what that costs the model
@@ -196,9 +186,6 @@ bench-link: $(READY)  ## measure how much of a slow, far and lossy link is used 
 
 bench-bandwidth: $(READY)  ## compute the published bandwidth figures from the planner's model, and compare
 	$(BENCH) -m benchmarks.network.bandwidth $(if $(SEED),--seed $(SEED))
-
-bench-bytes: $(READY)  ## measure the bytes per trained token by ledger and at the sockets, beside data-parallel training
-	$(BENCH) -m benchmarks.network.bytes_moved $(BENCH_FLAGS)
 
 bench-goodput: $(READY)  ## fit the simulated fleets on four of the paper's cells and check the others (docs/explanation/goodput.md)
 	$(BENCH) -m benchmarks.fleet.goodput_fit $(BENCH_FLAGS)
@@ -240,16 +227,16 @@ bench-hostile: $(READY)  ## measure what hostile messages cost a run: pace, memo
 	$(BENCH) -m benchmarks.faults.hostile $(BENCH_FLAGS)
 
 bench-data: $(READY)  ## measure how fast text becomes token shards, and in how much memory; MEGABYTES=100 is a short run
-	$(BENCH) -m benchmarks.text.prepare $(if $(MEGABYTES),--megabytes $(MEGABYTES)) $(if $(SEED),--seed $(SEED))
+	$(BENCH) -m benchmarks.training.prepare $(if $(MEGABYTES),--megabytes $(MEGABYTES)) $(if $(SEED),--seed $(SEED))
 
 bench-transformers: $(READY)  ## compare logits with Transformers, of its models in Atoll and of Atoll's in it; makes an environment of its own
-	$(BENCH) -m benchmarks.text.hugging_face $(if $(SEED),--seed $(SEED))
+	$(BENCH) -m benchmarks.training.hugging_face $(if $(SEED),--seed $(SEED))
 
 bench-scale: $(READY)  ## measure what 8, 32 and 128 learners cost, and memory under fragments of 500 MB, for MINUTES (30)
 	$(BENCH) -m benchmarks.network.scale $(BENCH_FLAGS) $(if $(ONLY),--only $(ONLY))
 
 bench-loops: $(READY)  ## play every loop of examples/ undisturbed and with killed islands; ONLY=cnn is one loop
-	$(BENCH) -m benchmarks.loops.loops $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))
+	$(BENCH) -m benchmarks.training.loops $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))
 
 bench-crowd: $(READY)  ## measure what a crowd of honest learners costs a shard: heartbeats, and pushes that are all stale
 	$(BENCH) -m benchmarks.faults.crowd $(BENCH_FLAGS)

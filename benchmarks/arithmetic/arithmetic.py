@@ -1,20 +1,15 @@
 """The arithmetic of pushes and merges beside what memory allows: `make bench-arithmetic`.
 
-Every figure is a ratio to a limit measured in the same minute: for a fold the loop `a += s * d` over float32, compiled, one
-thread, by the bytes it touches (12 a number); for a codec a copy of the float32 vector (`numpy.copyto`). A limit is measured
-right before and right after what it is compared with, the faster one counts, and a figure is the best of `REPEATS` such
-rounds on both sides: the question is what the code can do, not what a neighbour leaves of the machine.
+Every figure is a ratio to a limit measured right before and after it, of which the faster counts, and the best of `REPEATS`
+rounds on both sides. The limit of a fold is the compiled loop `a += s * d` over float32 on one thread, by the 12 bytes of a
+number that it touches; that of a codec is `numpy.copyto`. All is on one thread, but what JAX does.
 
     fold        decode and accumulate, acc <- keep acc + take v: the codes once, the sum read and written once
-    check       sums of squares per slice, which verify the norms that a learner claims and find what is not finite; done
-                chunk by chunk, no more than 1 MiB each, on what was just put in its place: the time that a vector takes to
-                be put there and checked, less the time that it takes to be put there
+    check       sums of squares per slice, which verify the norms that a learner claims, chunk by chunk as a vector arrives
     with it     the check and the fold from memory, as the share of the limit for the bytes of the fold
     bent        a fold that also adds a multiple of the momentum (HeLoCo): four bytes a number more
-    NumPy       the same fold as textbook code: decode to a float32 vector, multiply, add
+    NumPy       the same fold as textbook code
     jitted      the quantiser in JAX, which encodes where parameters lie; its limit is a copy on the same device
-
-All on one thread, but what JAX does.
 """
 
 from __future__ import annotations

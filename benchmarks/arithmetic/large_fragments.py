@@ -1,16 +1,12 @@
 """What a very large fragment costs in memory: `make bench-memory`.
 
-One fragment of 2 GB in float32 (537 million parameters), through an embedded broker with its store on disk, exactly as it
-is: no codec makes it smaller.
+One fragment of 2 GB in float32, through an embedded broker with its store on disk, exactly as it is. Both roles let large
+arrays lie in scratch files, as their services do by default. Peaks are the kernel's own (`VmHWM`), mapped scratch files
+included.
 
     shard      a synchronizer process serves a round of M = 4 contributions and commits it; quorum 4, so that all are there
-    learner    a process joins by `atoll.join` with parameters of this size, steps, pushes and adopts; its own arrays, of
-               which there are three sets where none is ever changed (before a step, after it, and with what was
-               adopted), are training's and not counted: on an accelerator they do not lie in this memory at all
-
-Peaks are the kernel's own (`VmHWM`): every page of the process, scratch files included while they are mapped in. What the
-interpreter and its libraries, JAX among them, need before the first byte of a fragment is within the shard's figure, and is
-taken off the learner's, together with its arrays. Both let large arrays lie in scratch files, as their services do by default.
+    learner    a process joins, steps, pushes and adopts. Taken off are its interpreter, its libraries and its own arrays, of
+               which there are three sets: on an accelerator they do not lie in this memory at all
 """
 
 from __future__ import annotations
@@ -18,8 +14,6 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from functools import partial
@@ -44,8 +38,9 @@ from atoll.run.heads import read_head
 from atoll.settings import LearnerSettings
 from atoll.wire.messages import Beat, Member, RunRecord, encode
 from atoll.wire.subjects import Subjects
-from benchmarks.lib.compiled import compile_kernels
+from benchmarks.lib.compiled import compile_kernels, read_only
 from benchmarks.lib.harness import Figure, at_most, run_benchmark
+from benchmarks.lib.runs import shard_process
 
 GIB = 1 << 30
 SIZE_BYTES = 2 * GIB
@@ -94,31 +89,22 @@ def record_of(run: str, elements: int, quorum: int) -> RunRecord:
     )
 
 
-def synchronizer(url: str, run: str) -> subprocess.Popen[bytes]:
-    told = {"ATOLL_RUN": run, "ATOLL_BROKER__URL": url, "ATOLL_BROKER__STREAM_BYTES_MAX": str(STREAM_BYTES)}
-    command = [sys.executable, "-m", "atoll.cli", "synchronizer", "--shard", "0"]
-    return subprocess.Popen(command, env={**os.environ, **told})
-
-
 def shard_peak(url: str, size_bytes: int) -> tuple[int, str]:
     """Return the most that a shard had in memory until its first commit was visible."""
     run, elements = "shard", size_bytes // 4
     record = record_of(run, elements, M)
     began_s = time.monotonic()
-    process = multiprocessing.get_context("spawn").Process(target=_fleet, args=(url, record, elements))
-    shard = synchronizer(url, run)
-    process.start()
-    try:
-        process.join(WAIT_S)
-        if process.exitcode != 0:
-            raise SystemExit(f"the learners did not get through: {process.exitcode}")
-        return peak_bytes(
-            shard.pid
-        ), f"M = {M}, one round in {time.monotonic() - began_s:.0f} s, origin and pushes included"
-    finally:
-        process.kill()
-        shard.kill()
-        shard.wait()
+    with shard_process(url, run, broker__stream_bytes_max=STREAM_BYTES) as shard:
+        process = multiprocessing.get_context("spawn").Process(target=_fleet, args=(url, record, elements))
+        process.start()
+        try:
+            process.join(WAIT_S)
+            if process.exitcode != 0:
+                raise SystemExit(f"the learners did not get through: {process.exitcode}")
+            took_s = time.monotonic() - began_s
+            return peak_bytes(shard.pid), f"M = {M}, one round in {took_s:.0f} s, origin and pushes included"
+        finally:
+            process.kill()
 
 
 def _fleet(url: str, record: RunRecord, elements: int) -> None:
@@ -165,7 +151,6 @@ async def _beat(bus: Bus, record: RunRecord) -> None:
 
 
 def _filled(vector: Vector) -> Vector:
-    """Fill a vector with numbers that do not compress, part by part."""
     dice = np.random.default_rng(0)
     for start in range(0, vector.size, 1 << 20):
         part = vector[start : start + (1 << 20)]
@@ -183,20 +168,18 @@ def _away(origin: Vector, number: int, start: int, stop: int) -> Vector:
 
 def learner_peak(url: str, size_bytes: int) -> tuple[int, str]:
     """Return the most that a learner had in memory beside its interpreter, its libraries and its own arrays."""
-    shard = synchronizer(url, "learner")
     context = multiprocessing.get_context("spawn")
     told = context.Queue()
     process = context.Process(target=_island, args=(url, size_bytes // 4, told))
     began_s = time.monotonic()
-    process.start()
-    try:
-        own_bytes = told.get(timeout=WAIT_S)
-        peak = told.get(timeout=WAIT_S)
-        return peak - own_bytes, f"three sets of arrays of its own taken off; {time.monotonic() - began_s:.0f} s in all"
-    finally:
-        process.kill()
-        shard.kill()
-        shard.wait()
+    with shard_process(url, "learner", broker__stream_bytes_max=STREAM_BYTES):
+        process.start()
+        try:
+            own_bytes, peak = (told.get(timeout=WAIT_S) for _ in range(2))
+        finally:
+            process.kill()
+    took_s = time.monotonic() - began_s
+    return peak - own_bytes, f"three sets of arrays of its own taken off; {took_s:.0f} s in all"
 
 
 def _island(url: str, elements: int, told: multiprocessing.Queue[int]) -> None:
@@ -208,7 +191,8 @@ def _island(url: str, elements: int, told: multiprocessing.Queue[int]) -> None:
 
     scratch_arrays.policy.bytes_min = LearnerSettings().spill_bytes
     dice = np.random.default_rng(0)
-    arrays = _fixed({f"w{n}": dice.standard_normal(elements // TENSORS, dtype=np.float32) for n in range(TENSORS)})
+    size = elements // TENSORS
+    arrays = {f"w{n}": read_only(dice.standard_normal(size, dtype=np.float32)) for n in range(TENSORS)}
     compile_kernels(["f32"])  # a library, too
     protocol = record_of("learner", elements, 1).protocol
     before = psutil.Process().memory_info().rss
@@ -226,15 +210,8 @@ def _island(url: str, elements: int, told: multiprocessing.Queue[int]) -> None:
         time.sleep(WAIT_S)
 
 
-def _fixed(arrays: dict[str, Vector]) -> dict[str, Vector]:
-    """Make arrays that nobody may write to, as those of JAX are: no copy of them is needed."""
-    for array in arrays.values():
-        array.flags.writeable = False
-    return arrays
-
-
 def _moved(arrays: dict[str, Vector]) -> dict[str, Vector]:
-    return _fixed({name: array * np.float32(0.999) for name, array in arrays.items()})
+    return {name: read_only(array * np.float32(0.999)) for name, array in arrays.items()}
 
 
 if __name__ == "__main__":

@@ -1,26 +1,17 @@
 """A whole round as a shard merges it, beside what memory allows and what others do: `make bench-round`.
 
-From eight contributions of four bits, encoded in memory, to the next values: per contribution the norms of all slices are
-computed from its codes and held against its claims (`validated_norms`), and it is folded in (RDA, slices of four million
-numbers); then the result, and one step of Nesterov. End to end, in one process, with as many threads as there are cores.
+From eight contributions of four bits to the next values: the norms of all slices are held against the senders' claims, each
+contribution is folded in (RDA, slices of four million numbers), then one step of Nesterov; in one process on all cores. The
+round is done once more with every contribution judged (`atoll.merge.robust`), in turns with the plain one. The limit is the
+compiled loop `a += s * d` on all cores, before and after every round. What a round must touch is counted in two ways:
 
-The limit is the loop `a += s * d` over float32 as long as the fragment, compiled, on all cores, measured before and after
-every round; 12 bytes a number. What a round must touch, in bytes a number, is counted in two ways:
-
-    on arrival   every contribution is folded in by itself: its codes and scales read, the sum written by the first and read and
+    on arrival   each contribution is folded in by itself: its codes and scales read, the sum written by the first and read and
                  written by all others; the sum read for its length; sum, values and momentum read, values and momentum written
     at least     the codes and scales of all read once, the sum written once; the rest as above
 
-The round is done once more with every contribution judged (`atoll.merge.robust`), in turns with the plain one.
-
-Neither counts the check of the norms (codes again, in cache where they arrive), the read that a processor does before it
-writes a line of memory, or the product of the sum with its length.
-
-Beside it, on the same number of contributions of the same size: the same round as textbook NumPy and as one plain
-`jax.jit` with donated values and momentum, from the same bytes; and what others merge with, in environments of their
-own (`benchmarks/peers`): a weighted mean of float32 arrays, without decoding, checking, RDA or a step.
-
-The round of `merge_round` as others would write it: textbook NumPy, and one plain `jax.jit`.
+Neither counts the check of the norms, the read before a write of a line of memory, or the product of the sum with its length.
+Beside it: the same round as textbook NumPy and as one plain `jax.jit`, and what others merge with (`benchmarks/peers`), a
+weighted mean of float32 arrays without decoding, checking, RDA or a step.
 """
 
 from __future__ import annotations
@@ -52,7 +43,7 @@ from atoll.protocol.settings import ProtocolSettings
 from benchmarks.arithmetic.arithmetic import in_place, seconds
 from benchmarks.lib.compiled import compile_kernels
 from benchmarks.lib.harness import Figure, at_least, fact, run_benchmark
-from benchmarks.lib.peer_environments import PEERS, peer_seconds
+from benchmarks.lib.runs import PEERS, peer_seconds
 
 RATE, MOMENTUM = 0.6, 0.3
 Timed = Callable[[], tuple[float, Vector]]
@@ -121,7 +112,6 @@ def _step(
     momentum: Any,  # noqa: ANN401
     lengths: tuple[int, ...],
 ) -> tuple[Any, Any]:
-    """Do the round: decode, directions and lengths per slice, their means, the step."""
     pairs = codes.reshape(codes.shape[0], -1, BLOCK // 2)
     signed = jnp.concatenate([pairs & 15, pairs >> 4], axis=2).astype(jnp.float32) - 8.0
     vectors = (signed * scales[:, :, None]).reshape(codes.shape[0], -1)
@@ -136,7 +126,6 @@ def _step(
 
 
 def _spread(per_slice: Vector, work: RivalRound) -> npt.NDArray[np.float32]:
-    """Return a number for every element from one for every slice."""
     return np.repeat(per_slice, np.diff([*work.offsets, work.values.size]))
 
 

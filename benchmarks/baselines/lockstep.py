@@ -1,23 +1,15 @@
 """What Atoll is compared with, trained with real gradients on the same text: data-parallel, and synchronous DiLoCo.
 
 Both train M learners in lock-step in one process, deterministic to the bit on one machine type, with the model, inner
-optimizer, schedule and held-out text of `atoll_learner`. Each learner reads leases of `data.lease_blocks` of its own, handed
-out in order of need, as in a real run: text is mixed equally widely.
+optimizer, schedule and held-out text of `atoll_learner`. Each learner reads leases of its own, in order of need, as in a run.
 
 - **data-parallel**: one set of parameters; the batches of all M learners make one batch, M times larger.
-- **diloco**: M sets of parameters. After H steps (`protocol.interval_steps`) every learner's pseudo-gradient from the last
-  common values goes through the codec and `atoll.merge.correction`, is merged fragment by fragment by
-  `atoll.merge.fold` and applied by `atoll.merge.outer`, and all go on from the new values; their inner optimizers keep
-  their state. Nothing overlaps and nobody is ever late: Atoll without what makes it asynchronous. The last interval may
-  be shorter.
+- **diloco**: M sets of parameters. After H steps (`protocol.interval_steps`) each pseudo-gradient from the last common values
+  goes through codec, correction, fold and outer step as in a run, and all go on from the new values with their own optimizer
+  states. Nothing overlaps and nobody is late: Atoll without what makes it asynchronous. The last interval may be shorter.
 
-With `protocol.average_versions` N an average of the parameters is kept and measured as a run keeps one
-(`atoll.merge.global_update`), so that averages are compared with averages. A version of data-parallel training is a
-step, one of synchronous DiLoCo a meeting.
-
-The validation curve has the shape of `report.json`. All its points are measured on the same
-`data.held_out_tokens`, like those of a run. Every trained token counts as merged; in between, synchronous DiLoCo is
-measured only where its learners meet.
+With `protocol.average_versions` an average is kept as a run keeps one; a version of data-parallel training is a step, one of
+DiLoCo a meeting. The curve has the shape of `report.json` and `data.held_out_tokens` per point; all tokens count as merged.
 """
 
 from __future__ import annotations
@@ -205,7 +197,6 @@ class Diloco:
         return lambda pseudo_gradient, norms: correction.corrections(pseudo_gradient, norms, momentum_reference, slices)
 
     def _assembled(self) -> Params:
-        """Return the global values as parameters in their own dtypes."""
         tensors = {tensor.name: np.array(self.params[tensor.name]) for tensor in self._layout.tensors}
         for p, vector in enumerate(self._globals):
             for tensor_slice in self._layout.slices(p):
@@ -298,7 +289,6 @@ def report_of(trained: BaselineResult, work: LearnerWork) -> dict[str, Any]:
 
 
 def _checked(method: str, learners: int, target: int, stop_tokens: int) -> int:
-    """Return `learners`; raise for what cannot be trained."""
     if method not in METHODS:
         raise SettingsError("unknown baseline", got=method, allowed=", ".join(METHODS), todo="set --method")
     if not 1 <= learners <= LEARNERS_MAX:

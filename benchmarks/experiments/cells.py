@@ -21,8 +21,7 @@ from typing import Any, Final
 from atoll.base.atomic_files import write_whole
 from atoll.base.provenance import commit, machine
 from atoll.local.processes import DIE_WITH_PARENT
-from benchmarks.experiments.grid import GridCell, unsaid
-from benchmarks.experiments.questions import Value
+from benchmarks.experiments.grid import GridCell, Value, unsaid
 
 PACE_S: Final = 1 / 40_000
 START_S: Final = 8.0
@@ -266,7 +265,6 @@ def duration(seconds: float) -> str:
 
 
 def _fitting(pending: Sequence[GridCell], paces: Paces, within_s: float, began_s: float) -> GridCell | None:
-    """Return the first cell that is expected to end in time."""
     spent_s = time.monotonic() - began_s
     fits = (cell for cell in pending if not within_s or spent_s + MARGIN * paces.seconds(cell) <= within_s)
     return next(fits, None)

@@ -23,8 +23,17 @@ from atoll.base.errors import INTERRUPTED, AtollError, EnvironmentFault, Setting
 from atoll_learner.data.shards import TokenShards
 from benchmarks.experiments.cells import CellStore, Crew, Paces, cell_of, left, verbs
 from benchmarks.experiments.experiment_page import PREFIX, Raw, answers, figures, load, page, save, svgs
-from benchmarks.experiments.grid import GridCell, GridRow, rows, standing_settings
-from benchmarks.experiments.questions import FOLDER, Experiment, matches, read, sensible
+from benchmarks.experiments.grid import (
+    FOLDER,
+    Experiment,
+    GridCell,
+    GridRow,
+    matches,
+    read,
+    rows,
+    sensible,
+    standing_settings,
+)
 from benchmarks.lib.harness import count, natural, positive, write
 from benchmarks.lib.kept_parts import source_digest
 from benchmarks.lib.runs import prepare
@@ -167,7 +176,6 @@ def _where(text: str) -> dict[str, str]:
 
 
 def _over(texts: Sequence[str]) -> dict[str, Any]:
-    """Return `a.b=c` texts as settings; numbers become numbers."""
     over: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")

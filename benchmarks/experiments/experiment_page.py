@@ -1,17 +1,12 @@
 """The page of an experiment: its question, a table of rows with spreads, plots, goals, and every seed's own figure.
 
-A page is made from one raw file, `docs/results/raw/experiment-NAME.json.zst`: the experiment's TOML text, the seeds and the
-records of its cells. `make results-check` makes every page again from its raw file and compares.
-
-What the cells of an experiment say: a spread per row and measure, gaps to the baseline, and whether goals are met.
-
-Everything here is a pure function of the experiment and of the cells' records, so that the published pages can be made again
-from what is kept in the repository.
+A page is a pure function of one raw file, `docs/results/raw/experiment-NAME.json.zst` (the experiment's TOML text, the seeds,
+the records of its cells), so `make results-check` makes it again and compares.
 
 The gap of a cell to its rival (the baseline of the same seed) is taken at equal merged tokens t = min of both: the end is
-moved along the curve, loss(t) = end * curve(t) / curve(end). (Before November 2026 the points between the ends were measured
-on a smaller part of the held-out text.) Who merged fewer tokens is not moved at all, nor who merged hardly more (`ALIKE`): a
-run ends with the round its target falls into, and what so few tokens teach is less than one version differs from the next.
+moved along the curve, loss(t) = end * curve(t) / curve(end), because in older records the points between the ends were measured
+on less text. Who merged fewer tokens is not moved, nor who merged hardly more (`ALIKE`): a run ends with the round its target
+falls into, and what so few tokens teach is less than one version differs from the next.
 """
 
 from __future__ import annotations
@@ -29,17 +24,21 @@ import zstandard
 from atoll.base.atomic_files import write_whole
 from atoll_simulator.confidence import Spread, paired, spread
 from benchmarks.experiments.cells import Record, duration
-from benchmarks.experiments.grid import FORMER_STANDING, GridRow, choices, rows, standing_settings
-from benchmarks.experiments.questions import (
+from benchmarks.experiments.grid import (
+    FORMER_STANDING,
     MEASURES,
     Baseline,
     Experiment,
     Goal,
+    GridRow,
     Labels,
     Plot,
+    choices,
     flattened,
     matches,
     parse,
+    rows,
+    standing_settings,
 )
 from benchmarks.lib.figures import line_figure
 from benchmarks.lib.harness import Figure
@@ -159,7 +158,6 @@ def figures(experiment: Experiment, found: Sequence[ExperimentAnswer]) -> list[F
 
 
 def _bound(goal: Goal, answer: ExperimentAnswer) -> Figure | None:
-    """Return whether the mean of a measure keeps the goal's bounds."""
     measured = answer.spread(goal.measure)
     if measured is None:
         return None
@@ -177,7 +175,6 @@ def _bound(goal: Goal, answer: ExperimentAnswer) -> Figure | None:
 
 
 def _comparisons(goal: Goal, answer: ExperimentAnswer, found: Sequence[ExperimentAnswer]) -> list[Figure | None]:
-    """Return whether a row is below each of the others that the goal names, seed by seed."""
     made: list[Figure | None] = []
     for other_where in goal.below:
         wanted = {**answer.labels, **other_where}
@@ -280,7 +277,6 @@ def _named(name: str, plots: Sequence[Plot]) -> list[tuple[str, Plot]]:
 
 
 def _origin(raw: Raw) -> str:
-    """Return where and from what the cells come, and what they took."""
     records = list(raw.records.values())
     machines = sorted({record["machine"] for record in records})
     commits = sorted({record["commit"][:12] + ("+changes" if "+" in record["commit"] else "") for record in records})
@@ -326,7 +322,6 @@ def _table(experiment: Experiment, found: Sequence[ExperimentAnswer]) -> str:
 
 
 def _rival(baseline: Baseline | None, number: int | None) -> str:
-    """Return the values of `best` that the chosen rival has."""
     if baseline is None or number is None:
         return ""
     return ", ".join(f"{name} {value}" for name, value in list(choices(baseline))[number].items())
@@ -388,7 +383,6 @@ def _lines(plot: Plot, found: Sequence[ExperimentAnswer]) -> Lines:
 
 
 def _curves(plot: Plot, asked: Sequence[GridRow], records: Records) -> Lines:
-    """Return the validation curves of the first seed that is known of each row."""
     lines: Lines = {}
     for row in (row for row in asked if matches(row.labels, plot.where)):
         record = next((records[cell.digest] for cell in row.cells if cell.digest in records), None)

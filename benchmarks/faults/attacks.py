@@ -1,13 +1,10 @@
 """What gets through a locked door while a run trains, and what a member can do: `make attacks`.
 
-Runs of three paced learners and two shards: `atoll up` on a locked broker of the bench's own, on a locked cluster of three,
-and with the broker that it locks itself; and the services of `docker-compose.yml` as processes (`support.composed_run`). With
-identities of their own, on the roll of the same run, a learner, a reader, and the synchronizer and the broker of a region play
-the whole table of `support.door_attacks`, while that learner plays the table of `support.member_attacks`. Then another one
-fills what the broker keeps for learners, until `atoll keys revoke` ends that.
-
-An operator watches what each attack aims at, and what becomes of the honest learners (`support.honest_watch`). The versions in
-the heads give the pace before, meanwhile and afterwards.
+Runs of three paced learners and two shards: `atoll up` on a locked broker of the bench's own, on a locked cluster of three, and
+with the broker that it locks itself; and the services of `docker-compose.yml` as processes. Intruders on the roll of the run (a
+learner, a reader, the synchronizer and the broker of a region) play `support.door_attacks`, while that learner plays
+`support.member_attacks`. Then another one fills what the broker keeps for learners, until `atoll keys revoke` ends that. An
+operator watches what each attack aims at and the honest learners; the versions in the heads give the pace.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -47,7 +43,7 @@ from benchmarks.faults.chaos import FOLDER
 from benchmarks.faults.hostile import PACE_MIN, Seen, Spectator, begun, command
 from benchmarks.faults.up_in_storm import BEGIN_MAX_S, END_MAX_S, PACE, SETTINGS, child_name
 from benchmarks.lib.harness import Figure, at_least, at_most, fact, run_benchmark, true, zero
-from benchmarks.lib.runs import prepare
+from benchmarks.lib.runs import end_in_order, prepare, read_report, wait_until
 from support.composed_run import BROKERS, ComposedRun, composed_service
 from support.composed_run import RUN as COMPOSED
 from support.door_attacks import (
@@ -197,11 +193,8 @@ def on_a_cluster(corpus: Path, out: Path, seed: int, part_s: float) -> Played:
 def on_up(corpus: Path, out: Path, seed: int, part_s: float) -> Played:
     """Attack a run of `atoll up` at its own broker; the intruders are let in while it trains."""
     up = AttackedUp(subprocess.Popen(command(RUN, corpus, out, None, seed)), out)
-    url_file, deadline_s = out / "nats" / "url", time.monotonic() + BEGIN_MAX_S
-    while not url_file.exists():
-        if up.poll() is not None or time.monotonic() > deadline_s:
-            raise SystemExit("the run did not begin")
-        time.sleep(0.2)
+    url_file = out / "nats" / "url"
+    wait_until("a broker of the run", url_file.exists, BEGIN_MAX_S, up)
     door = AttackedDoor(
         url_file.read_text(encoding="utf-8"), KeyFolder(out / "keys"), (out / "nats" / "nats-server.log",)
     )
@@ -241,11 +234,9 @@ class AttackedUp:
 
     def end(self) -> bool:
         """End it in good order; return whether the fates of all tokens but the attackers' are exact."""
-        self._up.send_signal(signal.SIGINT)
-        if self._up.wait(END_MAX_S):
-            raise SystemExit(f"atoll up left with {self._up.returncode}; see {self._out / 'logs'}")
-        report = json.loads((self._out / "report.json").read_text(encoding="utf-8"))
-        return all(error.startswith(tuple(f"{name}/" for name in ATTACKERS)) for error in report["fates_errors"])
+        end_in_order(self._up, self._out, END_MAX_S)
+        attackers = tuple(f"{name}/" for name in ATTACKERS)
+        return all(error.startswith(attackers) for error in read_report(self._out)["fates_errors"])
 
     def kill(self) -> None:
         self._up.kill()

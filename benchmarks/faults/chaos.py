@@ -4,34 +4,24 @@ Runs of the same length, `--minutes`, so that losses compare after the same time
 
     undisturbed        `atoll up`, three learners, two shards and a standby for each: no fault
     storm-1, -4, -16   the same at so many faults a minute (see `storm` for the kinds), with one partition of a minute
-    sync-undisturbed   the synchronous baseline (see `synchronous`), no fault
-    sync-1, -4, -16    the baseline under the same forecasts
+    sync-…             the synchronous baseline (see `synchronous`), undisturbed and under the same forecasts
+    gauntlet           `atoll up` at `--gauntlet` faults a minute, until `--kills` processes were killed: safety only
 
-And one of its own rate, which ends when `--kills` processes were killed and is asked for safety only:
-
-    gauntlet           `atoll up` at `--gauntlet` faults a minute
-
-A run that was measured with the same sources and the same course is kept and not repeated, so that the parts can be made
-one after the other, `--only storm-4`, or two of them at a time by two invocations. At the end figures are computed from all
-extracts that are there, and from nothing else (see `extracts`, `safety`, `verdicts`, `goodput`).
-
-Nothing is believed that a process says of itself during a storm: the event log, which the broker kept, must show every version
-of every fragment once and in order and every contribution merged once; every contribution that the broker said it had
-stored must have a fate in the ledgers; the ledgers must settle, and the report must give every token one fate.
+A run that was measured with the same sources and course is kept, so the parts can be made one after the other (`--only
+storm-4`). Figures are computed from all extracts that are there, and from nothing else (`metrics`): nothing is believed that a
+process says of itself during a storm.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import shutil
-import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from benchmarks.faults.extracts import SCHEMA, Course, Extract, load, save
-from benchmarks.faults.metrics import figures
+from benchmarks.faults.metrics import SCHEMA, Course, Extract, figures, load, save
 from benchmarks.faults.storm import seconds_for
-from benchmarks.lib.harness import count, natural, positive, sources, write
+from benchmarks.lib.harness import BenchmarkResult, numbers, run_benchmark, sources
 from benchmarks.lib.runs import prepare
 
 FOLDER = Path("build/chaos")
@@ -43,61 +33,49 @@ LEARNERS = 3
 PARTITION_S = 60.0
 
 
-def main() -> int:
-    """Do the runs that are wanted and not there yet, and write `build/results/chaos.json` from all that are there."""
-    options = parsed()
-    every = [course for seed in options.seeds for course in courses(options, seed)]
+def main(  # noqa: PLR0913  (one flag each)
+    *,
+    minutes: Annotated[float, "length of every run but the gauntlet"] = MINUTES,
+    rates: Annotated[Sequence[float], numbers, "faults per minute, as 1,4,16"] = RATES,
+    kills: Annotated[int, "kills at which the gauntlet ends"] = KILLS_MIN,
+    gauntlet: Annotated[float, "faults per minute of the gauntlet"] = GAUNTLET,
+    partition: Annotated[float, "seconds of the partition"] = PARTITION_S,
+    only: Annotated[list[str] | None, "do this run and no other; repeatable"] = None,
+    seed: int = 0,
+) -> BenchmarkResult:
+    """Do the runs that are wanted and not there yet; figures are of all that are there."""
+    every = courses(seed, minutes, rates, kills, gauntlet, partition)
     names = [course.name for course in every]
-    if unknown := set(options.only) - set(names):
+    if unknown := {*(only or ())} - {*names}:
         raise SystemExit(f"no such run: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
-    wanted = [course for course in every if not options.only or course.name in options.only]
+    wanted = [course for course in every if not only or course.name in only]
     for course in wanted:
         about = "about " if course.kills_min else ""
-        print(
-            f"{course.name}: {about}{course.seconds / 60.0:.1f} minutes, and about two more to begin and end",
-            flush=True,
-        )
+        length = f"{course.seconds / 60.0:.1f} minutes, and about two more to begin and end"
+        print(f"{course.name}: {about}{length}", flush=True)
     measured = {c.name: measure(c, path_of(c)) for c in wanted if kept(c, path_of(c)) is None}
     # Read at the end only: another invocation may have measured others meanwhile.
     found = [(measured.get(c.name) or kept(c, path_of(c)), path_of(c)) for c in every]
     there = [(extract, path) for extract, path in found if extract is not None]
-    return write("chaos", options.seeds[0], figures([e for e, _ in there]), [path for _, path in there])
+    return BenchmarkResult(figures([extract for extract, _ in there]), [path for _, path in there])
 
 
-def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rates", type=numbers, default=list(RATES), help="faults per minute, as 1,4,16")
-    parser.add_argument("--kills", type=count, default=KILLS_MIN, help="kills at which the gauntlet ends")
-    parser.add_argument("--gauntlet", type=positive, default=GAUNTLET, help="faults per minute of the gauntlet")
-    parser.add_argument("--minutes", type=positive, default=MINUTES, help="length of every run but the gauntlet")
-    parser.add_argument("--partition", type=positive, default=PARTITION_S, help="seconds of the partition")
-    parser.add_argument("--only", action="append", default=[], help="do this run and no other; repeatable")
-    parser.add_argument("--seed", type=natural, default=0)
-    parser.add_argument("--seeds", type=numbers, default=[], help="several seeds, as 0,1,2; names get -seed1")
-    options = parser.parse_args()
-    options.seeds = [int(seed) for seed in options.seeds] or [options.seed]
-    return options
-
-
-def numbers(text: str) -> list[float]:
-    return [float(part) for part in text.split(",")]
-
-
-def courses(options: argparse.Namespace, seed: int) -> list[Course]:
-    """Return every run of one seed, in the order in which they are made."""
-    seconds = 60.0 * options.minutes
-    suffix = "" if seed == options.seeds[0] else f"-seed{seed}"
+def courses(
+    seed: int,
+    minutes: float = MINUTES,
+    rates: Sequence[float] = RATES,
+    kills: int = KILLS_MIN,
+    gauntlet: float = GAUNTLET,
+    partition: float = PARTITION_S,
+) -> list[Course]:
+    """Return every run, in the order in which they are made."""
     found = []
     for system, calm, stem in (("atoll", "undisturbed", "storm"), ("synchronous", "sync-undisturbed", "sync")):
-        for rate in (0.0, *options.rates):
+        for rate in (0.0, *rates):
             name = f"{stem}-{rate:g}".replace(".", "_") if rate else calm
-            partition_s = options.partition if rate else 0.0
-            found.append(Course(name + suffix, system, rate, seed, seconds, partition_s, LEARNERS))
-    lasts_s = seconds_for(seed, options.gauntlet, options.kills)
-    gauntlet = Course(
-        "gauntlet" + suffix, "atoll", options.gauntlet, seed, lasts_s, options.partition, LEARNERS, options.kills
-    )
-    return [*found, gauntlet]
+            found.append(Course(name, system, rate, seed, 60.0 * minutes, partition if rate else 0.0, LEARNERS))
+    lasts_s = seconds_for(seed, gauntlet, kills)
+    return [*found, Course("gauntlet", "atoll", gauntlet, seed, lasts_s, partition, LEARNERS, kills)]
 
 
 def path_of(course: Course) -> Path:
@@ -126,5 +104,4 @@ def measure(course: Course, path: Path) -> Extract:
 
 
 if __name__ == "__main__":
-    os.environ.pop("ATOLL_BROKER__URL", None)
-    sys.exit(main())
+    run_benchmark("chaos", main)

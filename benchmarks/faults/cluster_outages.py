@@ -1,18 +1,15 @@
 """Every node of a replicated broker dies, freezes and is cut off while a run trains: `make chaos-cluster`.
 
 Two synchronizers share two shards, and three paced learners train, at a broker of three nodes with three copies of each stream.
-Faults come in turn, over and over until the time is up; the next one comes when all copies have caught up:
+Faults come in turn until the time is up; the next one comes when all copies have caught up:
 
     killed         a node gets SIGKILL and is started again a second later; each node in turn
     frozen         a node gets SIGSTOP for `FROZEN_S`, then SIGCONT if its host has not started another one
     cut off        the routes of the node that leads the stream of heads are cut for `CUT_S`; its clients still reach it
 
-The routes between nodes go through relays, one for each direction, and no node tells another where it is reached directly. So a
-cut isolates a node from its peers and from nobody else.
-
-A pause is the longest time between two commits of the run that reaches into a fault. The same load runs beside it on a single
-server, which is killed and frozen likewise. No acknowledged contribution may be lost, and none merged twice: the closing
-ledgers must give every token one fate, and the event log must show every version of every fragment once and in order.
+Routes go through relays, one for each direction, so a cut isolates a node from its peers and from nobody else. A pause is the
+longest time between two commits that reaches into a fault. The same load runs beside it on a single server, killed and frozen
+likewise. No acknowledged contribution may be lost, none merged twice, and every version is there once and in order.
 """
 
 from __future__ import annotations
@@ -159,7 +156,7 @@ class OutageCourse:
     settled: Settlement
 
 
-def trained(folder: Path, url: str, corpus: Path, copies: int, seconds: float, faults: Faults) -> OutageCourse:
+def train(folder: Path, url: str, corpus: Path, copies: int, seconds: float, faults: Faults) -> OutageCourse:
     """Train while `faults` are played; end in good order."""
     folder.mkdir()
     island, home = IslandProcess(folder, url, corpus), LoopThread("ear")
@@ -214,7 +211,7 @@ def main(*, minutes: float = MINUTES) -> list[Figure]:
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         with RelayedCluster(folder / "three", watched=True) as cluster:
-            three = trained(
+            three = train(
                 folder / "of-three",
                 cluster.url,
                 corpus,
@@ -223,7 +220,7 @@ def main(*, minutes: float = MINUTES) -> list[Figure]:
                 lambda run, found, until_s: of_cluster(cluster, run, found, until_s),
             )
         with EmbeddedBroker(folder / "one") as broker:
-            one = trained(
+            one = train(
                 folder / "of-one",
                 broker.url,
                 corpus,

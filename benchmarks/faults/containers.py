@@ -1,7 +1,7 @@
 """`docker-compose.yml` for real: `make compose-test` builds its images, runs it in podman, and breaks it as its pages say.
 
-From nothing: a base image (`support.podman`), both images from the unmodified Dockerfile, and then the unmodified file with a
-small model, because one machine bears all three islands. Scenes, in this order (`containers_scenes`):
+From nothing: a base image (`support.podman`), both images from the unmodified Dockerfile, and the unmodified file with a small
+model. What goes on is read from the log lines of the services. Scenes, in this order:
 
     train      three islands, a falling loss
     faults     every container is killed and started again, then stopped and started, one at a time
@@ -13,11 +13,6 @@ small model, because one machine bears all three islands. Scenes, in this order 
     finished   a run that reaches its end stays over, also after a reboot
 
 `--short` breaks one container of each kind, cuts for five seconds less and leaves the last scene out.
-
-The scenes of `make compose-test`: what is done to the containers, and what must go on meanwhile.
-
-What goes on is read from the log lines of the services themselves: a shard's `round.committed`, which names the pushes that
-it merged, and a learner's `learner.progress` and `fragment.adopted`.
 """
 
 from __future__ import annotations
@@ -34,7 +29,7 @@ from safetensors.numpy import load_file
 
 from atoll.base import VERSION
 from benchmarks.lib.harness import RESULTS, Figure, Unfit, at_most, fact, run_benchmark, true, zero
-from benchmarks.lib.peer_environments import environment
+from benchmarks.lib.runs import environment
 from support.composed_containers import ROOT, ComposedContainers, wait_until
 from support.podman import BASE, Podman, unfit
 
@@ -135,7 +130,6 @@ class Scenes:
         return [fact("crash: the engine brings it back after", waits[worst], "s", how)]
 
     def _crashed(self, name: str) -> float:
-        """Kill every process in a container; return after how long it was healthy again."""
         began_s, before = time.time(), self._run.state(name)["RestartCount"]
         self._engine.ask("exec", self._run.container(name), "sh", "-c", "kill -9 -1", check=False)
         wait_until(
@@ -149,7 +143,6 @@ class Scenes:
         return back_s
 
     def _cut(self) -> list[Figure]:
-        """Cut an island's WAN, heal it, and see what becomes of the island and its work."""
         name, leaf, cut_s = f"learner-{ISLAND}", f"leaf-{ISLAND}", STALE_S if self._short else CUT_S
         self._run.cut(ISLAND)
         began_s = time.time()
@@ -275,7 +268,6 @@ class Scenes:
         return sorted(found, key=lambda each: float(each["at_s"]))
 
     def _merges(self, since_s: float) -> bool:
-        """Return whether a round since then has merged a push of the island that is cut."""
         return any(f"/{ISLAND}/" in push for each in self._commits(since_s) for push in each["pushes"])
 
     def _loss_falls(self, name: str) -> bool:

@@ -2,20 +2,16 @@
 
 A real broker and one real shard; the learners are a script that speaks the protocol, so that a small machine has room for them.
 
-**Heartbeats.** `MEMBERS` members beat once a second, as learners do. The shard's processor time is that beside the same time
-without them.
-
-**An outage.** `CUT` learners are cut off while one other goes on, until all that they push is stale. Then they come back at
-once: each fragment's queue gets as much of each as it keeps (two pushes). The shard must refuse all of it, in bounded memory.
-Then each pushes every fragment again, on the newest version, and all of that must be merged.
+    heartbeats   `MEMBERS` members beat once a second; the shard's processor time is that beside the same time without them
+    an outage    `CUT` learners are cut off while one other goes on, until all that they push is stale. Then each fragment's
+                 queue gets two pushes of each at once: the shard must refuse all of it, in bounded memory. Then each pushes
+                 every fragment again, on the newest version, and all of that must be merged
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -44,6 +40,7 @@ from atoll.run.heads import read_heads
 from atoll.run.ledger import read_ledger
 from atoll.wire.messages import Beat, Contribution, RunRecord, encode
 from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark
+from benchmarks.lib.runs import cpu_s, shard_process
 
 MINUTES = 4.0
 MEMBERS, CUT, FRAGMENTS = 1000, 64, 24
@@ -69,14 +66,14 @@ async def heartbeats(part_s: float) -> list[Figure]:
     """Return what the heartbeats of a thousand learners cost."""
     settings = {"interval_steps": 100_000, "overlap_steps": 10, "quorum": 1}
     with tempfile.TemporaryDirectory() as store, EmbeddedBroker(Path(store)) as broker:
-        bus, run = await founded(broker.url, "heartbeats", settings)
+        bus, run = await found_run(broker.url, "heartbeats", settings)
         names = [f"l{number}" for number in range(MEMBERS)]
         await in_batches([claim(bus, run.subjects, name, SystemClock()) for name in names])
-        with shard(broker.url, run) as process:
-            await beaten(bus, run, names[:1], 5.0)
-            quiet_s = await spent_s(process, beaten(bus, run, names[:1], part_s))
-            joined_s = await spent_s(process, beaten(bus, run, names, JOIN_S))
-            busy_s = await spent_s(process, beaten(bus, run, names, part_s))
+        with shard_process(broker.url, run.run) as process:
+            await beat_for(bus, run, names[:1], 5.0)
+            quiet_s = await spent_s(process, beat_for(bus, run, names[:1], part_s))
+            joined_s = await spent_s(process, beat_for(bus, run, names, JOIN_S))
+            busy_s = await spent_s(process, beat_for(bus, run, names, part_s))
         await bus.close()
     share = (busy_s - quiet_s) / part_s
     how = (
@@ -95,25 +92,25 @@ async def outage(seed: int) -> list[Figure]:
     """Return what it costs when all that many learners push is stale."""
     settings = {"interval_steps": 2, "quorum": 1, "correction": "none", "outlier_ratio": 0.0, "step_tokens_max": 0}
     with tempfile.TemporaryDirectory() as store, EmbeddedBroker(Path(store)) as broker:
-        bus, run = await founded(broker.url, "outage", settings)
+        bus, run = await found_run(broker.url, "outage", settings)
         names = [f"l{number}" for number in range(CUT)]
         await in_batches([claim(bus, run.subjects, name, SystemClock()) for name in ("steady", *names)])
         vector = np.random.default_rng(seed).standard_normal(ELEMENTS).astype(np.float32) * 1e-3
-        with shard(broker.url, run) as process, weighed(process) as memory:
-            beating = asyncio.create_task(beaten(bus, run, ["steady", *names], 1e9))
+        with shard_process(broker.url, run.run) as process, sampled_rss(process) as memory:
+            beating = asyncio.create_task(beat_for(bus, run, ["steady", *names], 1e9))
             for version in range(run.protocol.age_max + 2):
-                await pushed(bus, run, ["steady"], [version] * FRAGMENTS, (version + 1,), vector)
+                await push_all(bus, run, ["steady"], [version] * FRAGMENTS, (version + 1,), vector)
                 await until_all(bus, run, version + 1)
             before = max(memory)
             began_s = time.monotonic()
-            await pushed(bus, run, names, [0] * FRAGMENTS, (1, 2), vector)
+            await push_all(bus, run, names, [0] * FRAGMENTS, (1, 2), vector)
             sent_s = time.monotonic() - began_s
-            stale = await settled(bus, run, lambda account: sum(account.refused.values()), 2, names)
+            stale = await count_settled(bus, run, lambda account: sum(account.refused.values()), 2, names)
             stale_s, most = time.monotonic() - began_s, max(memory)
             versions = await versions_of(bus, run)
             again_s = time.monotonic()
-            await pushed(bus, run, names, versions, (3,), vector)
-            current = await settled(bus, run, lambda account: account.merged + account.merged_late, 1, names)
+            await push_all(bus, run, names, versions, (3,), vector)
+            current = await count_settled(bus, run, lambda account: account.merged + account.merged_late, 1, names)
             current_s = time.monotonic() - again_s
             beating.cancel()
         await bus.close()
@@ -139,7 +136,7 @@ async def outage(seed: int) -> list[Figure]:
 # --- the run and its learners ---------------------------------------------------------------------------------------------
 
 
-async def founded(url: str, name: str, settings: Mapping[str, object]) -> tuple[Bus, RunRecord]:
+async def found_run(url: str, name: str, settings: Mapping[str, object]) -> tuple[Bus, RunRecord]:
     bus = await open_bus(url, name, name="crowd")
     await bus.provision(8 * GIB)
     layout = plan_layout([TensorSpec(f"t{p}", (ELEMENTS,), "float32") for p in range(FRAGMENTS)], FRAGMENTS)
@@ -152,20 +149,7 @@ async def founded(url: str, name: str, settings: Mapping[str, object]) -> tuple[
     return bus, record
 
 
-@contextlib.contextmanager
-def shard(url: str, run: RunRecord) -> Iterator[psutil.Process]:
-    """Serve a run with a process of its own; leave once it owns its shard."""
-    words = [sys.executable, "-m", "atoll.cli", "synchronizer", "--run", run.run, "--broker", url]
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(words, stdout=log, stderr=log)
-        try:
-            yield psutil.Process(process.pid)
-        finally:
-            process.kill()
-            process.wait()
-
-
-async def beaten(bus: Bus, run: RunRecord, names: list[str], for_s: float) -> None:
+async def beat_for(bus: Bus, run: RunRecord, names: list[str], for_s: float) -> None:
     """Beat for the learners: all of them spread over each second."""
     began_s, step = time.monotonic(), 0
     while time.monotonic() < began_s + for_s:
@@ -191,7 +175,7 @@ async def beaten(bus: Bus, run: RunRecord, names: list[str], for_s: float) -> No
                 await asyncio.sleep(wait_s)
 
 
-async def pushed(
+async def push_all(
     bus: Bus, run: RunRecord, names: list[str], bases: list[int], pushes: tuple[int, ...], vector: Vector
 ) -> None:
     """Push every fragment of each learner, once per number of a push."""
@@ -222,7 +206,7 @@ async def pushed(
     await in_batches([push(name, p, number) for number in pushes for name in names for p in range(FRAGMENTS)])
 
 
-async def settled(bus: Bus, run: RunRecord, of: Callable[[Account], int], each: int, names: list[str]) -> int:
+async def count_settled(bus: Bus, run: RunRecord, of: Callable[[Account], int], each: int, names: list[str]) -> int:
     """Wait until so many pushes of each learner and fragment have a fate; return how many have, by the ledgers."""
     deadline_s, wanted = time.monotonic() + WAIT_S, each * FRAGMENTS * len(names)
     while True:
@@ -257,14 +241,13 @@ async def in_batches(work: list[Coroutine[Any, Any, Any]]) -> None:
 
 async def spent_s(process: psutil.Process, meanwhile: Coroutine[Any, Any, None]) -> float:
     """Return the processor time of a process while something is done."""
-    before = process.cpu_times()
+    before = cpu_s([process])
     await meanwhile
-    after = process.cpu_times()
-    return after.user + after.system - before.user - before.system
+    return cpu_s([process]) - before
 
 
 @contextlib.contextmanager
-def weighed(process: psutil.Process) -> Iterator[list[int]]:
+def sampled_rss(process: psutil.Process) -> Iterator[list[int]]:
     """Sample the memory of a process, in bytes, ten times a second."""
     over, found = threading.Event(), [process.memory_info().rss]
 

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import itertools
 import shutil
-import signal
 import subprocess
 import tempfile
 import threading
@@ -21,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import psutil
@@ -38,7 +37,16 @@ from atoll.wire.subjects import Subjects
 from benchmarks.faults.chaos import FOLDER, LEARNERS
 from benchmarks.faults.up_in_storm import BEGIN_MAX_S, END_MAX_S, PACE, SETTINGS, SHARDS, child_name
 from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark, true, zero
-from benchmarks.lib.runs import learner_names, loss_at, prepare, read_report, up_command
+from benchmarks.lib.runs import (
+    Polled,
+    end_in_order,
+    learner_names,
+    loss_at,
+    prepare,
+    read_report,
+    up_command,
+    wait_until,
+)
 from support.attacks import ATTACKS, HostileConnection, HostileMessage, junk_manifests
 
 MINUTES = 14.0
@@ -133,13 +141,6 @@ class Spectator(threading.Thread):
                 continue
 
 
-class Polled(Protocol):
-    """What trains: `poll` tells with what code it has ended, None while it has not."""
-
-    def poll(self) -> int | None:
-        """Return the code, or None."""
-
-
 @dataclass(slots=True)
 class Window:
     """An attack, when it began and ended, and how many messages it sent."""
@@ -176,9 +177,7 @@ def play(
                 windows = list(assaults(run, broker.url, part_s))
             else:
                 time.sleep(parts() * part_s)
-            up.send_signal(signal.SIGINT)
-            if up.wait(END_MAX_S):
-                raise SystemExit(f"atoll up left with {up.returncode}; see {out / 'logs'}")
+            end_in_order(up, out, END_MAX_S)
         finally:
             spectator.stop()
             up.kill()
@@ -188,11 +187,10 @@ def play(
 
 def begun(spectator: Spectator, up: Polled) -> RunRecord:
     """Return the run record once every fragment has been committed."""
-    deadline_s = time.monotonic() + BEGIN_MAX_S
-    while spectator.founded is None or not spectator.seen.versions or spectator.seen.versions[-1][1] < SHARDS:
-        if up.poll() is not None or time.monotonic() > deadline_s:
-            raise SystemExit("the run did not begin")
-        time.sleep(0.2)
+    seen = spectator.seen
+    wait_until("first commits", lambda: seen.versions and seen.versions[-1][1] >= SHARDS, BEGIN_MAX_S, up)
+    if spectator.founded is None:
+        raise SystemExit("there is no run")
     return spectator.founded
 
 

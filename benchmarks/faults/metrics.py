@@ -1,33 +1,24 @@
-"""From extracts to figures: how soon things went on, what it cost; what must be zero or exact is in `safety`. Pure.
+"""What is kept of one run of the chaos harness, and every figure that follows from it. Pure.
 
-How much of a fleet's time went into the model: two words, defined alike for Atoll and for the synchronous baseline.
+An `Extract` holds what was done to the run and what its event log, ledger and heartbeats say. Times are seconds since
+`began_s`, when every learner had taken a step; the window ends `seconds` later. A *life* is one incarnation of a learner (of
+the synchronous baseline: one generation of the whole group), as rows (time, steps, tokens, seconds per step).
 
-**Participation** is stepping time over present time: the learner-seconds of the measured window in which steps were
-taken, over the learner-seconds of the window. Every learner counts as present from the beginning of the window to its
-end, dead or alive, because a fault is what keeps it away; one that never came back, or never stepped, as well. The rows of
-the baseline are its group's, which steps as one: what they say holds for each of its workers. Between two rows of one life
-stepping is the new steps times the seconds a step takes, at most the time between the rows. A step that was taken and
-later thrown away counts.
+**Participation** is stepping time over present time: learner-seconds in which steps were taken over all of the window, dead or
+alive. Between two rows stepping is the new steps times the seconds a step takes, at most the time between the rows.
+**Useful-step share** is the tokens that entered the model in the window over those that the same system would have trained
+undisturbed: of Atoll what was merged, in time or late; of the baseline the steps that its group still has at the end. The
+*damped* share counts `age_damping^age` of a late contribution.
 
-**Useful-step share** is the tokens that entered the model in the window over the tokens that the same system's learners
-would have trained in the same time undisturbed. Of Atoll what was merged, in time or late; of the baseline the steps
-that its group still has at the end: what it rolled back is not in it. A late contribution counts with all its tokens
-although it weighs less in the merge; the *damped* share counts `age_damping^age` of them.
-
-What must be zero or exact in a run whatever happens, from its extract. Pure.
-
-The event log has one line per commit, written after it; an owner that is killed between the two leaves a commit without a
-line, and one that is frozen or cut off between the two writes its line late. So versions are judged by their heads as
-well, as far as somebody read them while they were the newest, and their order by the heads alone. Every count that must
-hold is made from two sides that do not know of each other:
+**Safety** is judged by two sides that do not know of each other, because an owner that is killed between commit and line leaves
+none, and one that is frozen between them writes it late; so versions are judged by their heads as well:
 
     per incarnation and fragment   tokens that the ledgers give a fate  =  tokens of the distinct pushes with a fate
     per fragment                   tokens merged by the head  =  by the ledgers  =  of the distinct contributions merged
     per incarnation that left      tokens pushed  =  tokens settled
 
-A contribution that is merged twice has its tokens twice in the first two of each, and once in the last: it is seen even
-where neither event log nor head told of one of the two commits. What a push was worth is heard from its tap or read from a
-commit; where nobody heard of one, the first line is an inequality, and how often that was is said.
+A contribution merged twice has its tokens twice in the first two of each, and once in the last. Where nobody heard what a push
+was worth, the first line is an inequality, and how often that was is told.
 """
 
 from __future__ import annotations
@@ -39,13 +30,173 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.extracts import FORMER, Booked, Extract, ExtractRound, ExtractShare, Made, Row, numbers
+import msgspec
+import zstandard
+
+from atoll.base.atomic_files import write_whole
+from atoll.protocol.ledger import Ledger
 from benchmarks.faults.storm import Fault
 from benchmarks.lib.figures import line_figure
 from benchmarks.lib.harness import Figure, at_least, at_most, fact, true, zero
 from benchmarks.lib.runs import loss_beside, merged_tokens
+
+LEVEL = 19
+SCHEMA = 2
+EXTRACT_BYTES_MAX = 256 << 20
+Row = tuple[float, int, int, float]
+Ranges = list[list[int]]
+
+
+class ExtractShare(msgspec.Struct, array_like=True, frozen=True):
+    """One contribution in a commit."""
+
+    learner: str
+    incarnation: int
+    push: int
+    age: int
+    tokens: int
+
+
+class ExtractRound(msgspec.Struct, array_like=True, frozen=True):
+    """One commit, as the event log tells of it."""
+
+    at_s: float
+    shard: str
+    fragment: int
+    version: int
+    shares: list[ExtractShare]
+
+
+class Made(msgspec.Struct, array_like=True, frozen=True):
+    """One version as its head told of it, while it was the newest; `digest` is that of its frame."""
+
+    fragment: int
+    version: int
+    digest: str
+    shares: list[ExtractShare]
+
+
+FORMER = "former"
+"""What `Extract.booked` calls the lives that the ledgers have folded: `former/fragment`."""
+
+
+class Booked(msgspec.Struct, array_like=True, frozen=True):
+    """Tokens of one incarnation and fragment by fate, as the ledgers have them at the end."""
+
+    merged: int
+    merged_late: int
+    refused: int
+
+
+class Refusal(msgspec.Struct, array_like=True, frozen=True):
+    """One refused contribution, as the event log tells of it."""
+
+    at_s: float
+    learner: str
+    incarnation: int
+    fragment: int
+    push: int
+    reason: str
+
+
+class Course(msgspec.Struct, frozen=True):
+    """What makes a run the run it is; a kept extract of the same course and sources is not measured again.
+
+    `kills_min` is what a gauntlet must kill; 0 for the runs that are compared with each other, all of the same length.
+    """
+
+    name: str
+    system: str
+    per_minute: float
+    seed: int
+    seconds: float
+    partition_s: float
+    learners: int
+    kills_min: int = 0
+
+
+class Extract(msgspec.Struct, kw_only=True):
+    """See the module docstring.
+
+    Attributes:
+        faults: what was done; `missed` counts the forecast's faults that found nobody.
+        rounds, refusals: the event log; versions by fragment in `heads` are the last ones visible.
+        acknowledged: push numbers, by learner/incarnation/fragment, whose manifests the broker said it had stored.
+        settled: the same, of those that have a fate by the ledgers at the end.
+        stored: pairs (push, tokens) of the same keys, of what was heard of as stored.
+        booked: tokens by fate of the same keys, by the ledgers at the end.
+        made: versions whose head was read when it was announced, whether or not the event log has a line for them.
+        merged: tokens merged by fragment, as the last heads count them.
+        age_damping: how fresh what is late is, per version of age.
+        ledger: what the shards closed with.
+        report: fates and validation of `report.json`; of the baseline what corresponds to them.
+        schema: which of these were recorded; an extract of another schema is measured again.
+        step_tokens: tokens of one step of the whole group (the baseline only).
+    """
+
+    course: Course
+    sources: str
+    machine: str
+    commit: str
+    began_s: float
+    fragments: int = 1
+    faults: list[Fault] = []
+    missed: int = 0
+    lives: dict[str, list[Row]] = {}
+    rounds: list[ExtractRound] = []
+    refusals: list[Refusal] = []
+    heads: dict[int, int] = {}
+    acknowledged: dict[str, Ranges] = {}
+    settled: dict[str, Ranges] = {}
+    stored: dict[str, list[tuple[int, int]]] = {}
+    booked: dict[str, Booked] = {}
+    made: list[Made] = []
+    merged: dict[int, int] = {}
+    age_damping: float = 1.0
+    schema: int = 1
+    ledger: Ledger = msgspec.field(default_factory=Ledger)
+    report: dict[str, Any] = {}
+    step_tokens: int = 0
+
+    @property
+    def storm(self) -> list[Fault]:
+        """Return the faults with their times counted from `began_s`, as everything else is."""
+        began_s = self.began_s
+        return [
+            msgspec.structs.replace(
+                fault, at_s=fault.at_s - began_s, over_at_s=fault.over_at_s - began_s if fault.over_at_s else 0.0
+            )
+            for fault in self.faults
+        ]
+
+
+def save(extract: Extract, path: Path) -> None:
+    """Write an extract; it appears whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, zstandard.compress(msgspec.json.encode(extract), LEVEL))
+
+
+def load(path: Path) -> Extract:
+    data = zstandard.ZstdDecompressor().decompress(path.read_bytes(), max_output_size=EXTRACT_BYTES_MAX)
+    return msgspec.json.decode(data, type=Extract)
+
+
+def ranges(numbers: Iterable[int]) -> Ranges:
+    found: Ranges = []
+    for number in sorted(set(numbers)):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return found
+
+
+def numbers(found: Ranges) -> set[int]:
+    return {number for first, last in found for number in range(first, last + 1)}
+
 
 Window = tuple[float, float]
 
@@ -68,7 +219,7 @@ def participation(extract: Extract) -> float:
 
 def useful_share(extract: Extract, plain: Extract, damping: float = 1.0) -> float:
     """Return useful tokens over those possible at the rate of `plain`, the same system undisturbed."""
-    possible = trained(plain) / plain.course.seconds * extract.course.seconds
+    possible = trained_tokens(plain) / plain.course.seconds * extract.course.seconds
     return useful(extract, damping) / possible if possible else 0.0
 
 
@@ -92,7 +243,7 @@ def kept_steps(extract: Extract) -> float:
     return inside[-1] - (before[-1] if before else 0) if inside else 0
 
 
-def trained(extract: Extract) -> float:
+def trained_tokens(extract: Extract) -> float:
     """Return the tokens trained in the window, whatever became of them."""
     ends = (0.0, extract.course.seconds)
     return sum(grown(rows, *ends, column=2) for rows in extract.lives.values())
@@ -429,7 +580,7 @@ def takeovers(extracts: Sequence[Extract]) -> list[Figure]:
             if (f.act, f.role) == ("kill", "owner")
         ]
         alone = [
-            window for fault, window in every if window[1] < float("inf") and not disturbed(extract, window, fault)
+            window for fault, window in every if window[1] < float("inf") and not is_disturbed(extract, window, fault)
         ]
         left_out += len(every) - len(alone)
         found += paces(extract, alone, quiet(extract))
@@ -445,7 +596,7 @@ def takeovers(extracts: Sequence[Extract]) -> list[Figure]:
     return [at_least("storms: pace during a takeover", pace, "ratio", PACE_MIN, how)]
 
 
-def disturbed(extract: Extract, window: Window, besides: Fault) -> bool:
+def is_disturbed(extract: Extract, window: Window, besides: Fault) -> bool:
     """Return whether another fault than one was done or held in a window or just before it; a partition does not count."""
     return any(
         fault.at_s < window[1] and settled_s(fault) > window[0]

@@ -2,12 +2,10 @@
 
 A real broker and a real `atoll monitor`, its journal on; learners and shards are a script that writes what they would write.
 
-**At its pace.** `LEARNERS` learners beat once a second, and all of them contribute to each of `FRAGMENTS` fragments every
-`ROUND_S` seconds, while a Prometheus' scrape asks for the metrics every `SCRAPE_S`. The monitor's processor time is that beside
-the same time; its memory is its resident set.
-
-**A day.** All commits of a day come as fast as the monitor takes them, with heartbeats among them. Its memory must not grow
-over the second half: what it keeps is bounded. This is also what a monitor reads that is started anew after a day.
+    at its pace   `LEARNERS` learners beat once a second and contribute to each of `FRAGMENTS` fragments every `ROUND_S`
+                  seconds, while a scrape asks for the metrics every `SCRAPE_S`: processor time and resident memory
+    a day         all commits of a day come as fast as the monitor takes them, heartbeats among them. Its memory must not grow
+                  over the second half; this is also what a monitor reads that is started anew after a day
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from atoll.bus.server import EmbeddedBroker
 from atoll.client.membership import claim
 from atoll.wire.events import Contributor, RoundEvent, log_entry
 from atoll.wire.messages import RunRecord, encode
-from benchmarks.faults.crowd import FRAGMENTS, beaten, founded, in_batches, spent_s, weighed
+from benchmarks.faults.crowd import FRAGMENTS, beat_for, found_run, in_batches, sampled_rss, spent_s
 from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark
 
 MINUTES = 4.0
@@ -53,19 +51,19 @@ SETTLE_S = 10.0
 
 def main(*, minutes: Annotated[float, "with less than 4 the day is shorter, too"] = MINUTES) -> list[Figure]:
     part_s, day = 60.0 * minutes / 2.0, min(1.0, minutes / MINUTES)
-    return asyncio.run(measured(part_s, int(day * DAY_S / ROUND_S)))
+    return asyncio.run(measure(part_s, int(day * DAY_S / ROUND_S)))
 
 
-async def measured(part_s: float, day_rounds: int) -> list[Figure]:
+async def measure(part_s: float, day_rounds: int) -> list[Figure]:
     """Return the figures of both parts; in the second each fragment is committed `day_rounds` times."""
     with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(Path(folder) / "store") as broker:
-        bus, run = await founded(broker.url, "monitored", {"interval_steps": 100, "overlap_steps": 10, "quorum": 1})
+        bus, run = await found_run(broker.url, "monitored", {"interval_steps": 100, "overlap_steps": 10, "quorum": 1})
         names = [f"l{number}" for number in range(LEARNERS)]
         await in_batches([claim(bus, run.subjects, name, SystemClock()) for name in names])
         rounds = LoggedCommits(bus, run, names)
         try:
             async with monitoring(broker.url, run.run, Path(folder)) as monitor:
-                with weighed(monitor.process) as memory:
+                with sampled_rss(monitor.process) as memory:
                     figures = await at_its_pace(monitor, rounds, part_s)
                     memory.clear()
                     return figures + await a_day(monitor, rounds, day_rounds, memory)
@@ -78,12 +76,12 @@ async def measured(part_s: float, day_rounds: int) -> list[Figure]:
 
 async def at_its_pace(monitor: WatchingProcess, rounds: LoggedCommits, part_s: float) -> list[Figure]:
     """Return what the monitor costs while the run goes at its own pace."""
-    await beaten(rounds.bus, rounds.run, rounds.names, SETTLE_S)
+    await beat_for(rounds.bus, rounds.run, rounds.names, SETTLE_S)
     scrapes: list[float] = []
 
     async def everything() -> None:
-        work = [asyncio.create_task(rounds.at_pace()), asyncio.create_task(monitor.scraped(scrapes))]
-        await beaten(rounds.bus, rounds.run, rounds.names, part_s)
+        work = [asyncio.create_task(rounds.at_pace()), asyncio.create_task(monitor.scrape(scrapes))]
+        await beat_for(rounds.bus, rounds.run, rounds.names, part_s)
         for one in work:
             one.cancel()
         await asyncio.gather(*work, return_exceptions=True)
@@ -102,7 +100,7 @@ async def at_its_pace(monitor: WatchingProcess, rounds: LoggedCommits, part_s: f
 
 async def a_day(monitor: WatchingProcess, rounds: LoggedCommits, count: int, memory: list[int]) -> list[Figure]:
     """Return how the monitor's memory grows over the commits of a day."""
-    beating = asyncio.create_task(beaten(rounds.bus, rounds.run, rounds.names, 1e9))
+    beating = asyncio.create_task(beat_for(rounds.bus, rounds.run, rounds.names, 1e9))
     began_s, total, half = time.monotonic(), count * FRAGMENTS, 0
     try:
         for number in range(0, total, PAGE):
@@ -202,7 +200,7 @@ class WatchingProcess:
     folder: Path
     text_bytes: int = 0
 
-    async def scraped(self, took: list[float]) -> None:
+    async def scrape(self, took: list[float]) -> None:
         """Ask for the metrics as a Prometheus does, until cancelled; note how long each answer took, in seconds."""
         while True:
             began_s = time.monotonic()

@@ -1,17 +1,12 @@
 """What the loss of the broker's disk costs a run: `make bench-rebuild`.
 
-One run of `atoll up` with two learners and two shards that keeps an archive. At a moment that the schedule does not know
+One run of `atoll up` with two paced learners and two shards that keeps an archive. At a moment that the schedule does not know
 everything gets SIGKILL, the broker too, and the broker's store is deleted; then `atoll up --resume` rebuilds the run on an
-empty broker and trains on. What was lost is what the event log knew a moment before the kill: the versions committed, and the
-run tokens of the last round.
+empty broker and trains on. What was lost is what the event log knew a moment before the kill.
 
-    bit-identical       frame, outer state and ledgers of every head beside the archive's objects, on a broker of the
-                        bench's own that nothing else has touched
+    bit-identical       frame, outer state and ledgers of every head beside the archive's objects, on a broker of its own
     trained again       tokens last heard of minus tokens in the checkpoint, over tokens last heard of
     seconds             from the start of `--resume` to its broker's answer, and from there to the next commit
-
-The model is small and the learners are paced (see faults.py), so that a checkpoint is a matter of the schedule and not of the
-processors.
 """
 
 from __future__ import annotations
@@ -42,7 +37,7 @@ from atoll.run.heads import read_heads
 from atoll.wire.events import event_of
 from atoll.wire.subjects import Subjects
 from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark, true
-from benchmarks.lib.runs import as_operator, learner_names, read_report, up_command
+from benchmarks.lib.runs import as_operator, learner_names, read_report, up_command, wait_until
 
 OUT = Path("build/rebuild")
 RUN = "rebuild"
@@ -114,13 +109,12 @@ def train_and_lose(seconds: float, seed: int) -> Known:
     up = subprocess.Popen(command(seed))
     try:
         logs = [OUT / "logs" / f"shard-{shard}.jsonl" for shard in range(SHARDS)]
-        until_s = time.monotonic() + WAIT_S
-        while not all(
-            log.exists() and log.read_text(encoding="utf-8").count("archive.checkpointed") > 1 for log in logs
-        ):
-            if up.poll() is not None or time.monotonic() > until_s:
-                raise SystemExit("no checkpoints were made")
-            time.sleep(POLL_S)
+
+        def checkpointed() -> bool:
+            said = [log.read_text(encoding="utf-8") if log.exists() else "" for log in logs]
+            return all(text.count("archive.checkpointed") > 1 for text in said)
+
+        wait_until("checkpoints of all shards", checkpointed, WAIT_S, up)
         # Seven tenths of an interval after a checkpoint: a moment that is neither kind nor cruel.
         time.sleep(seconds // EVERY_S * EVERY_S + 0.7 * EVERY_S)
         known = asyncio.run(heard_of())
@@ -187,4 +181,4 @@ async def wait_for_commit(began_s: float) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    run_benchmark("rebuild", main)
+    run_benchmark("bench-rebuild", main)

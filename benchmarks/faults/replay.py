@@ -1,16 +1,12 @@
 """A run whose processes are killed all the time, made once more from what it has retained: `make bench-replay`.
 
-One `atoll up` as in `chaos` (three paced learners, two shards, a standby for each, relays) with `archive.contributions`, in
-which after every `COMMITS_PER_KILL` commits a shard's owner, or now and then a learner, gets SIGKILL; `atoll up` starts each
-again. Kills are counted in commits, so that a slow machine takes longer and does the same. It ends after `COMMITS` commits, or
-after `--minutes`; a shorter run has no goals for commits and kills. Afterwards every round is replayed from the archive alone,
-and compared with what was seen while the run went on:
+One `atoll up` as in `chaos` with `archive.contributions`, in which after every `COMMITS_PER_KILL` commits a shard's owner, or
+now and then a learner, gets SIGKILL. It ends after `COMMITS` commits, or after `--minutes`; a shorter run has no goals for
+commits and kills. Then every round is replayed from the archive alone and compared with what was seen:
 
     identical     the shard's machine, told the same facts, decides the same; the same arithmetic gives the digests of the head
     heard         heads that a listener beside the run has read: same version, digest and contributions as replayed
     on the event log   commits of the event log: same contributions as replayed
-
-Whether a replay names a contribution that was changed afterwards is tested in `tests/integration/test_replay.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ from atoll.archive.object_store import open_archive
 from atoll.archive.replay import ReplayedRound, RunReplay
 from atoll.archive.rounds import RoundStore, foundings
 from benchmarks.faults.chaos import FOLDER, LEARNERS
-from benchmarks.faults.extracts import Course, Extract, ExtractShare, save
+from benchmarks.faults.metrics import Course, Extract, ExtractShare, save
 from benchmarks.faults.storm import Planned
 from benchmarks.faults.up_in_storm import SHARDS, run_up
 from benchmarks.lib.harness import Figure, at_least, fact, run_benchmark, zero
@@ -69,8 +65,8 @@ def main(*, minutes: Annotated[float, "of the storm, at most"] = MINUTES, seed: 
     archive = open_archive(str(out / "archive"))
     rounds = RoundStore(archive, course.name, foundings(archive, course.name)[-1])
     print("replaying …", flush=True)
-    made = replayed(rounds)
-    found = [*run_figures(extract, made, whole=minutes >= MINUTES), *compared(extract, made)]
+    made = replay_all(rounds)
+    found = [*run_figures(extract, made, whole=minutes >= MINUTES), *compare(extract, made)]
     return [*found, *cost(made, out / "logs")]
 
 
@@ -85,7 +81,7 @@ def kills() -> list[Planned]:
     return planned
 
 
-def replayed(rounds: RoundStore) -> Replayed:
+def replay_all(rounds: RoundStore) -> Replayed:
     began_s = time.monotonic()
     again = RunReplay(rounds)
     found = [made for fragment in range(again.run.protocol.fragments) for made in again.fragment(fragment)]
@@ -106,7 +102,7 @@ def run_figures(extract: Extract, made: Replayed, *, whole: bool) -> list[Figure
     ]
 
 
-def compared(extract: Extract, made: Replayed) -> list[Figure]:
+def compare(extract: Extract, made: Replayed) -> list[Figure]:
     versions = {(p, version) for p, last in extract.heads.items() for version in range(1, last + 1)}
     missing = versions - made.rounds.keys()
     differing = sorted(key for key, each in made.rounds.items() if not each.identical)

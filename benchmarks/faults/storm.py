@@ -1,23 +1,17 @@
-"""Does what a forecast says to real processes, and undoes what does not undo itself.
+"""Faults by a seeded Poisson process, and the hand that does them to real processes and undoes what does not undo itself.
 
-Whoever is in the middle of one fault is spared the next, and the learner that is partitioned also for a while after
-it has healed, so that its return can be followed. Faults that find nobody are not done and not drawn again: every
-system under the same plan gets the same faults. Only the partition waits until somebody is there who trains.
-`atoll up` gives a process up that fails `RESTARTS_MAX` times in a row before it has lived for ten seconds; a storm that
-hit the same one that often would prove nothing but that, so it is spared after `YOUNG_KILLS_MAX` such deaths.
-One thread does everything, because the fleet of `atoll up` wants it so; relays run on a loop of their own.
-
-Which fault comes when: a seeded Poisson process, the same for whatever it is done to.
-
-A forecast knows roles, not processes: it says "a learner, the one at 0.7 of them", and whoever carries it out finds out who
-that is at the time. So one forecast can be done to Atoll and to a baseline that has other processes. Nothing here
-looks at a clock.
+A forecast knows roles, not processes: it says "a learner, the one at 0.7 of them", and who that is shows at the time. So one
+forecast can be done to Atoll and to a baseline that has other processes. Faults that find nobody are not drawn again.
 
     kill        SIGKILL of an owner, a standby, a learner or the broker (which is up again after `over_s`)
     freeze      SIGSTOP of an owner, for longer than its lease
     cut         every connection of a process is closed, and refused for a while
     blackhole   what a process sends, hears, or both, is swallowed; connections stay open until they are cut to heal
     partition   a long cut of one learner; one per storm, at a fixed share of its length, not drawn
+
+Spared are those in the middle of a fault, the partitioned learner for a while after it has healed, and after
+`YOUNG_KILLS_MAX` early deaths a process that `atoll up` would give up. One thread does everything, because the fleet of
+`atoll up` wants it so; relays run on a loop of their own.
 """
 
 from __future__ import annotations
@@ -270,7 +264,7 @@ class Storm:
             psutil.Process(victim.pid).kill()
             return None
         if planned.act == "freeze":
-            frozen = psutil.Process(ground.broker.pid if planned.role == "broker" else victim.pid)
+            frozen = psutil.Process(victim.pid)
             frozen.suspend()
             return lambda: _wake(frozen)
         if planned.act == "blackhole":

@@ -1,32 +1,22 @@
-"""A synchronous baseline: data-parallel training in lock-step, by real processes over a real broker.
+"""A synchronous baseline under a storm: data-parallel training in lock-step, by real processes over a real broker.
 
-What it models: a group of fixed size that trains as one program does on many machines, under an elastic launcher
-(torchrun, or a lighthouse that admits no smaller quorum). Model, data, loss, optimizer and pacing are the reference
-learner's own. Every step each worker sends its gradient and gets the mean of all; nobody steps until all have. Whenever a
-member or the way to it is lost, the group is broken: all wait until it is complete again, load the last checkpoint, and
-go on from there. Worker 1 writes a checkpoint every `CHECKPOINT_STEPS` steps.
+It models a group of fixed size under an elastic launcher (torchrun, or a lighthouse that admits no smaller quorum) with the
+model, data, optimizer and pacing of the reference learner. Every step each worker sends its gradient and gets the mean of all.
+Whenever a member or the way to it is lost, all wait until the group is complete, load the last checkpoint and go on. In the
+storm a learner is a worker, an owner the coordinator; a standby is nobody.
 
-What favours it over systems of its kind: survivors keep their processes and compiled programs (torchrun starts all
-again); a death is known the moment the dead process is back, a broken link at once or after `COLLECTIVE_S` (NCCL waits
-for minutes); a checkpoint costs nothing and is never half lost; every checkpoint interval is seconds, not minutes;
-reordering data after a rollback is not counted against it. What does not favour it: a group that waits for a restart
-cannot go on with fewer members, as some systems can (torchft), and there is one coordinator without a standby. Gradients
-travel through the coordinator, which a ring would spare; at this size that is little beside a paced step, and shares
-are taken of its own undisturbed rate.
+What favours it over systems of its kind: survivors keep their processes and compiled programs; a death is known the moment the
+dead process is back, a broken link at once or after `COLLECTIVE_S`; a checkpoint costs nothing, is never half lost, and comes
+every few seconds; reordering data after a rollback is not counted. What does not: the group cannot go on with fewer members, as
+some systems can (torchft), and there is one coordinator. Gradients travel through it, which at this size is little.
 
     coordinator ── anew ─────────► workers          a new coordinator knows nobody: join again
     worker ── join ──────────────► coordinator      again and again, until all are there: a new generation begins
     worker ── reduce + gradient ─► coordinator      answered with the mean when all are there, or empty: join again
-
-One run of the synchronous baseline (see `synchronous`) under a storm, by the same hand as `up_in_storm`.
-
-Roles are mapped: a learner is a worker, an owner the coordinator, the broker the broker; a standby is nobody, because
-there is none. Children are started, and started again after the same pause, by the fleet of `atoll up`.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import sys
@@ -56,10 +46,11 @@ from atoll_learner.data.shards import TokenShards
 from atoll_learner.model_settings import model_settings
 from atoll_learner.process import limit_threads
 from atoll_learner.train_settings import train_settings
-from benchmarks.faults.extracts import SCHEMA, Course, Extract, Row
+from benchmarks.faults.metrics import SCHEMA, Course, Extract, Row
 from benchmarks.faults.storm import Planned, Storm, StormLinks, Victim, chosen, storm
 from benchmarks.faults.up_in_storm import BEGIN_MAX_S, CALM_S, PACE
-from benchmarks.lib.harness import count, natural, positive, sources
+from benchmarks.lib.harness import sources
+from benchmarks.lib.runs import wait_until
 
 COORDINATOR = "coordinator"
 RESTARTS_MAX = 1_000_000
@@ -94,22 +85,36 @@ def workers(course: Course) -> list[str]:
     return [f"worker-{i}" for i in range(1, course.learners + 1)]
 
 
+class GroupMember(msgspec.Struct, frozen=True):
+    """What a process of the group is told."""
+
+    name: str
+    size: int
+    url: str
+    folder: Path
+    corpus: Path
+    seed: int
+    run: str = "group"
+
+    @property
+    def number(self) -> int:
+        """Return which worker it is; 0 for the coordinator."""
+        return int(self.name.partition("-")[2] or 0)
+
+
 def child(name: str, course: Course, corpus: Path, out: Path, url: str) -> ChildPlan:
-    role, _, number = name.partition("-")
-    words = [sys.executable, "-m", PROGRAM, role, "--number", number or "0", "--size", str(course.learners)]
-    words += ["--run", "group", "--url", url, "--folder", str(out.absolute()), "--corpus", str(corpus.absolute())]
-    words += ["--seed", str(course.seed), "--pace", f"{PACE:g}"]
+    member = GroupMember(name, course.learners, url, out.absolute(), corpus.absolute(), course.seed)
+    words = (sys.executable, "-m", PROGRAM, msgspec.json.encode(member, enc_hook=str).decode())
     environment = {**without_settings(os.environ), "PYTHONUNBUFFERED": "1"}
-    return ChildPlan(name, tuple(words), environment, restarts_max=RESTARTS_MAX)
+    return ChildPlan(name, words, environment, restarts_max=RESTARTS_MAX)
 
 
 def await_steps(log: Path, fleet: ProcessGroup) -> None:
-    deadline_s = time.monotonic() + BEGIN_MAX_S
-    while not (log.exists() and '"what":"step"' in log.read_text(encoding="utf-8")):
+    def stepped() -> bool:
         fleet.poll()
-        if time.monotonic() > deadline_s:
-            raise SystemExit("the group took no step")
-        time.sleep(0.2)
+        return log.exists() and '"what":"step"' in log.read_text(encoding="utf-8")
+
+    wait_until("a step of the group", stepped, BEGIN_MAX_S)
 
 
 class GroupGround:
@@ -264,13 +269,13 @@ class WorkerGroup:
         return answers
 
 
-async def coordinate(run: str, url: str, size: int, log: Path) -> None:
+async def coordinate(member: GroupMember) -> None:
     """Answer workers until killed, and write down every group that forms and every step it takes."""
-    bus = await open_bus(url, run, name="coordinator")
-    group, subject = WorkerGroup(size), f"{Subjects(run).prefix}.sync"
+    bus = await open_bus(member.url, member.run, name=COORDINATOR)
+    group, subject = WorkerGroup(member.size), f"{Subjects(member.run).prefix}.sync"
     hearing = await bus.listen(subject)
     await tell(bus, f"{subject}.anew", b"")
-    with log.open("a", encoding="utf-8") as lines:
+    with (member.folder / "steps.jsonl").open("a", encoding="utf-8") as lines:
         async for core_message in hearing:
             answers, line = answer(group, core_message)
             if line is not None:
@@ -385,7 +390,6 @@ class GroupWorker:
             self._anew.set()
 
     async def _join(self, bus: Bus, subject: str) -> int:
-        """Return the generation that stands once all have asked for it."""
         while True:
             said = await self._ask(bus, subject, 0)
             if said:
@@ -438,7 +442,6 @@ class GroupWorker:
         aside.replace(self._checkpoint)
 
     def _load(self) -> None:
-        """Go back to the last checkpoint, or to the beginning when there is none yet."""
         self._values, self._step = (self._program.params, self._program.state), 0
         if self._checkpoint.exists():
             self._values, self._step = read_checkpoint(self._checkpoint, self._values)
@@ -454,32 +457,18 @@ def read_checkpoint(path: Path, like: Any) -> tuple[Any, int]:  # noqa: ANN401  
         return jax.tree.unflatten(shape, [jnp.asarray(kept[f"arr_{i}"]) for i in range(len(leaves))]), int(kept["step"])
 
 
-async def work(options: argparse.Namespace) -> None:
-    program, reader, _ = compile_program(options.corpus, options.folder / "cache", options.seed)
-    worker = GroupWorker(options.number, program, reader, options.folder / "checkpoint.npz", options.pace)
-    bus = await open_bus(options.url, options.run, name=f"worker-{options.number}")
-    await worker.work(bus, f"{Subjects(options.run).prefix}.sync")
+async def work(member: GroupMember) -> None:
+    limit_threads(1)
+    program, reader, _ = compile_program(member.corpus, member.folder / "cache", member.seed)
+    worker = GroupWorker(member.number, program, reader, member.folder / "checkpoint.npz", PACE)
+    bus = await open_bus(member.url, member.run, name=member.name)
+    await worker.work(bus, f"{Subjects(member.run).prefix}.sync")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("role", choices=("coordinator", "worker"))
-    parser.add_argument("--number", type=natural, default=0)
-    parser.add_argument("--size", type=count, required=True)
-    parser.add_argument("--run", required=True)
-    parser.add_argument("--url", required=True)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument("--seed", type=natural, default=0)
-    parser.add_argument("--pace", type=positive, default=1.0)
-    options = parser.parse_args()
-    if options.role == "coordinator":
-        asyncio.run(coordinate(options.run, options.url, options.size, options.folder / "steps.jsonl"))
-    else:
-        limit_threads(1)
-        asyncio.run(work(options))
-    return 0
+def main() -> None:
+    member = msgspec.json.decode(sys.argv[1], type=GroupMember, dec_hook=lambda kind, value: kind(value))
+    asyncio.run(work(member) if member.number else coordinate(member))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import signal
 import subprocess
 import tempfile
 import time
@@ -39,7 +38,7 @@ from atoll.wire.events import event_of
 from atoll.wire.limits import INFO_HEADER
 from atoll.wire.messages import Beat, Event, Head, Lease, decode
 from atoll.wire.subjects import Subjects
-from benchmarks.faults.extracts import (
+from benchmarks.faults.metrics import (
     FORMER,
     SCHEMA,
     Booked,
@@ -55,7 +54,7 @@ from benchmarks.faults.extracts import (
 )
 from benchmarks.faults.storm import Planned, Storm, StormLinks, Victim, chosen, storm
 from benchmarks.lib.harness import sources
-from benchmarks.lib.runs import learner_names, read_report, up_command
+from benchmarks.lib.runs import end_in_order, learner_names, read_report, up_command, wait_until
 
 SHARDS, STANDBYS = 2, 1
 PACE = 12.0
@@ -94,7 +93,6 @@ def run_up(
             try:
                 ground = UpGround(broker, links, record, psutil.Process(up.pid))
                 record.await_steps(course.learners, up)
-                before = record.epochs()
                 extract.began_s = time.time()
                 # How many faults find nobody is not known before, so a gauntlet may go on for longer than planned.
                 longest_s = course.seconds * (GAUNTLET_LONGER if course.kills_min else 1.0)
@@ -105,10 +103,7 @@ def run_up(
                     raging = Storm(ground, planned or (), clock, unit="commits")
                 raging.rage(longest_s, course.kills_min)
                 time.sleep(CALM_S)
-                extract.tenures = {shard: epoch - before.get(shard, 0) for shard, epoch in record.epochs().items()}
-                up.send_signal(signal.SIGINT)
-                if up.wait(END_MAX_S):
-                    raise SystemExit(f"atoll up left with {up.returncode}; see {out / 'logs'}")
+                end_in_order(up, out, END_MAX_S)
                 extract.faults, extract.missed = raging.faults, raging.missed
                 record.enter_into(extract)
             finally:
@@ -205,11 +200,7 @@ class CourseRecorder:
         self._hearing = [self._home.submit(hear()) for hear in hearing]
 
     def await_steps(self, learners: int, up: subprocess.Popen[bytes]) -> None:
-        deadline_s = time.monotonic() + BEGIN_MAX_S
-        while len(self._stepping()) < learners:
-            if up.poll() is not None or time.monotonic() > deadline_s:
-                raise SystemExit("not every learner began to train")
-            time.sleep(0.2)
+        wait_until("a step of every learner", lambda: len(self._stepping()) >= learners, BEGIN_MAX_S, up)
 
     def _stepping(self) -> set[str]:
         return {life.rpartition("/")[0] for life, rows in list(self._beats.items()) if rows and rows[-1][1] > 0}
@@ -227,10 +218,6 @@ class CourseRecorder:
     def owners(self) -> dict[int, int]:
         """Return the process id of each shard's owner, as far as the leases can be read now."""
         return {shard: lease.pid for shard, lease in self._leases().items()}
-
-    def epochs(self) -> dict[int, int]:
-        """Return the epoch of each shard's owner, as far as the leases can be read now."""
-        return {shard: lease.epoch for shard, lease in self._leases().items()}
 
     def _leases(self) -> dict[int, Lease]:
         async def read() -> dict[int, Lease]:

@@ -1,12 +1,9 @@
 """One scenario by real processes and by the simulator, side by side: `make bench-fidelity`.
 
-`atoll up` trains three paced learners, one of them at half the speed, over two shards on this machine. From its logs
-come the mean step time of each learner, when it joined and how long its first step was, from its event log how long a
-program took to start, and from its report what a message takes: that is all the simulator is told. Then it runs the same
-settings and seed in virtual time, and what comes out is compared: how long training took, how often each fragment was
-committed, by how many, how many of them late, what became of the tokens, goodput, the event log's events, the final loss.
-The bounds below say what "the same" means. Steps are stretched by a throttle, so that their length is known and learners
-hardly wait for each other's processor.
+`atoll up` trains three paced learners, one of them at half the speed, over two shards. Each learner's step time, joining and
+first step, how long a program took to start, and what a message takes is all that the simulator is told. It runs the same
+settings and seed in virtual time, and training time, commits, contributors, fates, goodput, events and final loss are compared
+within the bounds below. Steps are stretched by a throttle, so that learners hardly wait for each other's processor.
 """
 
 from __future__ import annotations

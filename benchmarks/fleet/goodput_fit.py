@@ -1,25 +1,17 @@
 """Fits what the paper does not say of its goodput simulation, and checks the rest: `make bench-goodput`.
 
-Of the twelve published cells (arXiv 2604.21428, Table 1) the four of *one* learner are fitted, rigid and elastic at
-both sizes; they were chosen for that before any error of the simulation was looked at (not before the figures were
-known: see docs/explanation/goodput.md).
-
-    restart_s                the rigid job, by least squares over its two cells
-    downscale_s, upscale_s   the elastic job, whose two cells they meet
-
-Goodput depends on the chips *of one learner*, so M = 8 on 1.2M says nothing that one elastic learner on 150k has not
-said. Cells are therefore told apart by that number:
+Of the twelve published cells (arXiv 2604.21428, Table 1) the four of *one* learner are fitted, rigid and elastic at both sizes;
+they were chosen before any error of the simulation was looked at (docs/explanation/goodput.md): `restart_s` by least squares
+over the two rigid cells, `downscale_s` and `upscale_s` to meet the two elastic ones. Goodput depends on the chips *of one
+learner*, so cells are told apart by that number:
 
     fitted      the four
     validated   published, of a size that is neither fitted nor validated by a cell before it: six
     predicted   of a size for which we know no published figure
     again       every other cell: it restates the one named beside it, and counts nowhere
 
-A mechanism with fewer parts is fitted alike: one stall for failures, and slices taken in for nothing (*null model*).
-Ours must be better than that where neither was fitted, and within two points.
-
-The defaults of `atoll_simulator.fleet.parameters.FleetParameters` are this fit, rounded to whole seconds; all errors below are
-of these defaults, those of the null model of its own fit.
+A mechanism with one stall less is fitted alike (*null model*); ours must be better where neither was fitted, and within two
+points. The defaults of `FleetParameters` are this fit, rounded to whole seconds.
 """
 
 from __future__ import annotations
@@ -106,7 +98,7 @@ def kinds() -> dict[tuple[str, int], tuple[str, tuple[str, int]]]:
 VALIDATED: Final = tuple(cell for cell, (kind, _) in kinds().items() if kind == "validated")
 
 
-def predicted(fleet: FleetParameters, cells: Sequence[tuple[str, int]], seeds: Sequence[int]) -> list[float]:
+def predict(fleet: FleetParameters, cells: Sequence[tuple[str, int]], seeds: Sequence[int]) -> list[float]:
     """Return goodput in per cent for each cell, the mean over seeds."""
     jobs = [Job(fleet, system, chips, DAYS, seed) for system, chips in cells for seed in seeds]
     goodputs = [100.0 * one.goodput for one in run(jobs, workers=1)]
@@ -114,7 +106,7 @@ def predicted(fleet: FleetParameters, cells: Sequence[tuple[str, int]], seeds: S
     return [math.fsum(goodputs[i : i + count]) / count for i in range(0, len(goodputs), count)]
 
 
-def fitted(
+def fit(
     start: FleetParameters, seeds: Sequence[int], fits: Mapping[tuple[str, ...], tuple[str, ...]] = FITS
 ) -> FleetParameters:
     """Return `start` with the fitted constants: Gauss-Newton with common random numbers."""
@@ -123,11 +115,11 @@ def fitted(
         cells = [cell for cell in PAPER if cell[0] in rows]
         goal = np.array([PAPER[cell] for cell in cells])
         for _ in range(ITERATIONS):
-            now = np.array(predicted(fleet, cells, seeds))
+            now = np.array(predict(fleet, cells, seeds))
             slopes = []
             for name in names:
                 more = changed(fleet, **{name: getattr(fleet, name) + 1.0})
-                slopes.append(np.array(predicted(more, cells, seeds)) - now)
+                slopes.append(np.array(predict(more, cells, seeds)) - now)
             step, *_ = np.linalg.lstsq(np.array(slopes).T, goal - now, rcond=None)
             moved = {name: max(0.1, getattr(fleet, name) + float(d)) for name, d in zip(names, step, strict=True)}
             fleet = changed(fleet, **moved)
@@ -170,7 +162,7 @@ def goodputs(cells: Sequence[FleetCell]) -> list[Figure]:
         tested = theirs is not None and kind == "validated"
         goal = f"{theirs:g} ± {POINTS:g} (paper)" if tested else ""
         holds = abs(value - theirs) <= POINTS if tested and theirs is not None else None
-        figures.append(Figure(f"{kind}: goodput, {told(cell)}", value, "%", goal, holds, how))
+        figures.append(Figure(f"{kind}: goodput, {cell_name(cell)}", value, "%", goal, holds, how))
     order = ("fitted", "validated", "predicted", "again")
     return sorted(figures, key=lambda figure: order.index(figure.name.partition(":")[0]))
 
@@ -187,10 +179,12 @@ def errors(cells: Sequence[FleetCell]) -> tuple[float, float]:
 
 def null_model(seeds: Sequence[int]) -> FleetParameters:
     """Return the mechanism with one stall less, fitted like ours: failures stall, returned slices are taken in for nothing."""
-    return fitted(changed(FleetParameters(), upscale_s=0.0), seeds, NULL)
+    return fit(changed(FleetParameters(), upscale_s=0.0), seeds, NULL)
 
 
-def compared(cells: Sequence[FleetCell], null: FleetParameters, null_cells: Sequence[FleetCell]) -> list[Figure]:
+def compare_with_null(
+    cells: Sequence[FleetCell], null: FleetParameters, null_cells: Sequence[FleetCell]
+) -> list[Figure]:
     """Return the errors of the validated cells beside those of the null model, which ours have to be below."""
     rms, worst = errors(cells)
     null_rms, null_worst = errors(null_cells)
@@ -226,14 +220,14 @@ def uptimes(cells: Sequence[FleetCell]) -> list[Figure]:
         )
         holds = value >= least
         how = f"± {half(cell.uptime)}; share of time in which a learner steps"
-        figures.append(Figure(f"uptime, {told(cell)}", value, "%", goal, holds, how))
+        figures.append(Figure(f"uptime, {cell_name(cell)}", value, "%", goal, holds, how))
     return figures
 
 
 def sensitivities(seeds: Sequence[int]) -> list[Figure]:
     """Return how far the listed cells move when one number is halved or doubled."""
     cells = list(PAPER)
-    base = predicted(FleetParameters(), cells, seeds)
+    base = predict(FleetParameters(), cells, seeds)
     figures = []
     unused = ("step_s", "slice_cv", "learner_cv")
     for name in [
@@ -242,7 +236,7 @@ def sensitivities(seeds: Sequence[int]) -> list[Figure]:
         for factor, word in ((0.5, "halved"), (2.0, "doubled")):
             value = getattr(FleetParameters(), name) * factor
             other = changed(FleetParameters(), **{name: round(value) if name == "slice_chips" else value})
-            moves = np.array(predicted(other, cells, seeds)) - np.array(base)
+            moves = np.array(predict(other, cells, seeds)) - np.array(base)
             far = int(np.argmax(np.abs(moves)))
             system, chips = cells[far]
             eight = moves[cells.index(("8", CHIPS))]
@@ -256,8 +250,8 @@ def replays(seeds: Sequence[int]) -> list[Figure]:
     cells = [cell for cell in PAPER if cell[0] == RIGID]
     figures = []
     for every_s in (10.0, 30.0, 60.0):
-        fleet = fitted(changed(FleetParameters(), checkpoint_s=every_s), seeds, {(RIGID,): FITS[RIGID,]})
-        found = zip(cells, predicted(fleet, cells, seeds), strict=True)
+        fleet = fit(changed(FleetParameters(), checkpoint_s=every_s), seeds, {(RIGID,): FITS[RIGID,]})
+        found = zip(cells, predict(fleet, cells, seeds), strict=True)
         off = [value - PAPER[cell] for cell, value in found]
         how = f"restart refitted to {fleet.restart_s:.0f} s; off by {' and '.join(f'{error:+.1f}' for error in off)}"
         worst = max(map(abs, off))
@@ -275,12 +269,12 @@ def notices(seeds: Sequence[int]) -> list[Figure]:
         ("one in ten of a stall begins it anew", changed(FleetParameters(), stall_again=0.1), anew),
         ("every one of a stall begins it anew", changed(FleetParameters(), stall_again=1.0, restart_s=30.0), anew),
     ):
-        fleet = fitted(start, seeds, fits)
+        fleet = fit(start, seeds, fits)
         constants = ", ".join(
             f"{name.removesuffix('_s')} {getattr(fleet, name):.1f} s" for names in fits.values() for name in names
         )
         for row, cells in ((RIGID, [cell for cell in PAPER if cell[0] == RIGID]), (ELASTIC, list(VALIDATED))):
-            found = predicted(fleet, [*cells, (row, 2 * CHIPS)], seeds)
+            found = predict(fleet, [*cells, (row, 2 * CHIPS)], seeds)
             off = max((value - PAPER[cell] for cell, value in zip(cells, found, strict=False)), key=abs)
             how = f"refitted: {constants}; 1 {row} on {size_text(2 * CHIPS)} then {found[-1]:.1f} %"
             which = "rigid row" if row == RIGID else "validated cells"
@@ -291,13 +285,13 @@ def notices(seeds: Sequence[int]) -> list[Figure]:
 def refits(seeds: Sequence[int]) -> list[Figure]:
     """Return what the choice of the admission interval decides, which was set before the fit: fitted again with others."""
     unknown = [cell for cell, (kind, _) in kinds().items() if kind == "predicted" and cell[0] != RIGID]
-    before = np.array(predicted(FleetParameters(), unknown, seeds))
+    before = np.array(predict(FleetParameters(), unknown, seeds))
     figures = []
     for every_s in (60.0, 240.0, 480.0):
-        fleet = fitted(changed(FleetParameters(), admission_s=every_s), seeds, {(ELASTIC,): FITS[ELASTIC,]})
-        found = zip(VALIDATED, predicted(fleet, VALIDATED, seeds), strict=True)
+        fleet = fit(changed(FleetParameters(), admission_s=every_s), seeds, {(ELASTIC,): FITS[ELASTIC,]})
+        found = zip(VALIDATED, predict(fleet, VALIDATED, seeds), strict=True)
         off = [value - PAPER[cell] for cell, value in found]
-        moves = np.array(predicted(fleet, unknown, seeds)) - before
+        moves = np.array(predict(fleet, unknown, seeds)) - before
         most = int(np.argmax(np.abs(moves)))
         stalls = f"downscale {fleet.downscale_s:.1f} s, upscale {fleet.upscale_s:.1f} s"
         how = f"refitted: {stalls}; the prediction of {where(*unknown[most])} moves by {moves[most]:+.1f}"
@@ -336,7 +330,7 @@ def window(seed: int, steps: int = STEPS) -> list[Figure]:
     ]
 
 
-def scavenged(seed: int, budget: Budget, extras: Sequence[float] = EXTRAS) -> list[Figure]:
+def scavenging_figures(seed: int, budget: Budget, extras: Sequence[float] = EXTRAS) -> list[Figure]:
     """Return the times with help beside the closed form, and what the paper's elastic column would take."""
     figures = []
     shares = {extra: stall_for(extra, theirs, budget) for extra, theirs in ELASTIC_PAPER.items()}
@@ -374,7 +368,7 @@ def helpers(row: Scavenged) -> str:
     return f"{row.joins} join and leave" + (f", copies of {row.join_s:.0f} s" if row.joins else "")
 
 
-def told(cell: FleetCell) -> str:
+def cell_name(cell: FleetCell) -> str:
     return where(cell.system, cell.chips)
 
 
@@ -401,9 +395,9 @@ def main(
     null = null_model(few)
     null_cells = table(null, ROWS, SIZES, seeds=range(seed, seed + SEEDS), days=DAYS)
     figures = [
-        *constants(fitted(FleetParameters(), few)),
+        *constants(fit(FleetParameters(), few)),
         *goodputs(cells),
-        *compared(cells, null, null_cells),
+        *compare_with_null(cells, null, null_cells),
         *uptimes(cells),
         at_most("time of the whole table", took_s, "s", TABLE_S_MAX, "all cores"),
         *refits(few),
@@ -411,7 +405,7 @@ def main(
         *notices(few),
         *sensitivities(few),
         *window(seed),
-        *scavenged(seed, Budget()),
+        *scavenging_figures(seed, Budget()),
         *shorter(seed),
     ]
     RESULTS.mkdir(parents=True, exist_ok=True)

@@ -8,12 +8,9 @@ A benchmark is a module with its question as docstring and a `main`, whose keywo
         run_benchmark("bench-example", main)
 
 `run_benchmark` writes `build/results/<target>.json` and leaves with 1 when a goal is missed, with 3 where nothing can be
-measured here (`Unfit`). It takes the broker of the environment away: what a benchmark starts has a broker of its own.
-
-`docs/results/history.jsonl` has a line for every measurement that was published: target, commit, machine in words, seed, and
-every figure. `make results` writes it with the page; a target that is measured again at the same commit on the same machine
-takes the place of its line. `write` prints each figure beside the last one that was published from a machine of that kind, so
-a change for the worse is seen by its author. Nothing fails for it: machines have neighbours.
+measured here (`Unfit`). It takes the broker of the environment away. `docs/results/history.jsonl` has a line for every
+published measurement, a newer one of the same commit and machine in the place of the older; `write` prints each figure beside
+the last one from a machine of that kind.
 """
 
 from __future__ import annotations

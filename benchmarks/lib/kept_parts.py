@@ -1,14 +1,8 @@
 """A long measurement in parts: what was measured with these sources on this machine lies in a file, and is not measured again.
 
-So hours of a race can be stopped after any part, and the next command goes on. A part counts only where the sources that it
-rests on, the programs of the peers and the machine are those of today; the name of the folder says so.
-
-A name for the sources that a measurement rests on: equal names, equal code on the way from the verb to the figure.
-
-Hours of work should not be repeated because an unrelated module changed. So the name is a digest of those modules of
-`shared/`, `services/`, `benchmarks/`, `tests/schedules` and `tests/support` that the given packages import, directly or
-through others, wherever in a module the import stands, and of `uv.lock`. What is found by entry points or by a name in the
-settings is not followed.
+So hours of a race can be stopped after any part. The folder's name is a digest of what the measurement rests on: the machine,
+the programs of the peers, `uv.lock`, and those of our modules that the given packages import, directly or through others,
+wherever in a module the import stands. What is found by entry points or by a name in the settings is not followed.
 """
 
 from __future__ import annotations

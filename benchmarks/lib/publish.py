@@ -1,19 +1,12 @@
 """Writes the pages of `docs/results/` from `build/results/*.json`: `make results`. No figure of a table is typed by hand.
 
 A page has its summary (`summaries.toml`), where its figures come from, how to read them (`prose.toml`), for some targets tables
-of systems beside each other, and all figures. A summary may name figures of its page, so that a page which is measured again
-needs no new text:
+of systems beside each other, and all figures. A summary names figures of its page: `{name}` is the value with its unit, `{name
+#2}` the second of that name, `{name|%}` in per cent, `{name|number}` without its unit, `{name|verdict}` whether its goal is
+met.
 
-    {name}           the value with its unit; {name #2} is the second figure of that name
-    {name|%}         the value in per cent
-    {name|number}    the value without its unit
-    {name|verdict}   whether its goal is met
-
-A target whose figures are computed from kept extracts (`chaos`) has its extracts copied to `docs/results/raw/` and its plots
-drawn beside the page. `make results-check` computes those figures again from the copies alone and compares them with the
-page, so that anybody can, from the repository alone. The page of an experiment (`experiment-…`) is made from its raw file
-as a whole, by `experiment_page`; the check makes it again and compares every line. All figures of all targets are kept, with
-their commits, in `docs/results/history.jsonl`.
+A target with kept extracts (`chaos`) has them copied to `docs/results/raw/` and its plots drawn beside the page; the page of an
+experiment is made from its raw file as a whole. `make results-check` makes both again from the repository alone and compares.
 """
 
 from __future__ import annotations
@@ -31,8 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.experiments import experiment_page
-from benchmarks.faults.extracts import Extract, load
-from benchmarks.faults.metrics import figures, plots
+from benchmarks.faults.metrics import Extract, figures, load, plots
 from benchmarks.lib.harness import HISTORY, RESULTS, add_history
 
 FOLDER: Final = Path("docs/results")

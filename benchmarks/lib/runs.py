@@ -1,21 +1,29 @@
-"""Runs of `atoll up` that benchmarks begin: their text, their command, who may listen at their broker, and their report."""
+"""What benchmarks run: `atoll up` with its text and its report, and programs of other projects in their environments."""
 
 from __future__ import annotations
 
 import fcntl
+import json
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
+import psutil
 
 from atoll.bus.options import BusOptions
 from atoll.keys.identity import read_identity
 from atoll.local.own_brokers import RunKeys, keys_of
 
 CORPUS: Final = Path("build/corpus")
+LEAVE_S: Final = 30.0
+LOOK_S: Final = 0.2
 
 
 def prepare(corpus: Path = CORPUS) -> Path:
@@ -51,6 +59,52 @@ def up_command(
     return words + [word for name, url in (via or {}).items() for word in ("--via", f"{name}={url}")]
 
 
+@contextmanager
+def shard_process(url: str, run: str, **settings: object) -> Iterator[psutil.Process]:
+    """Serve a run's shards by a process of its own until the block ends; `settings` are by environment, as broker__identity."""
+    given = {"run": run, "broker__url": url, "log__level": "warning", **settings}
+    place = {f"ATOLL_{name.upper()}": str(value) for name, value in given.items() if value is not None}
+    process = subprocess.Popen([sys.executable, "-m", "atoll_synchronizer"], env=os.environ | place)
+    try:
+        yield psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        try:
+            process.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def cpu_s(processes: Iterable[psutil.Process]) -> float:
+    """Return the processor seconds that all have used."""
+    return float(sum(sum(process.cpu_times()[:2]) for process in processes))
+
+
+class Polled(Protocol):
+    """What trains, as `wait_until` asks it."""
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while it trains."""
+
+
+def wait_until(what: str, holds: Callable[[], object], within_s: float, up: Polled | None = None) -> float:
+    """Return after how many seconds something holds; end the benchmark when it does not in time, or when `up` has ended."""
+    began_s = time.monotonic()
+    while not holds():
+        if time.monotonic() - began_s > within_s or (up is not None and up.poll() is not None):
+            raise SystemExit(f"within {within_s:.0f} s this did not come: {what}")
+        time.sleep(LOOK_S)
+    return time.monotonic() - began_s
+
+
+def end_in_order(up: subprocess.Popen[bytes], out: Path, within_s: float) -> None:
+    """Have `atoll up` end its run in `out` in good order, as Ctrl-C does."""
+    up.send_signal(signal.SIGINT)
+    if up.wait(within_s):
+        raise SystemExit(f"atoll up left with {up.returncode}; see {out / 'logs'}")
+
+
 def learner_names(count: int) -> list[str]:
     """Return what `atoll up` calls its learners."""
     return [f"learner-{number}" for number in range(1, count + 1)]
@@ -66,7 +120,7 @@ def as_operator(out: Path, run: str) -> BusOptions:
 
 def read_report(out: Path) -> dict[str, Any]:
     """Return the report of a run that has ended."""
-    report: dict[str, Any] = read_report(out)
+    report: dict[str, Any] = json.loads((out / "report.json").read_text(encoding="utf-8"))
     return report
 
 
@@ -86,3 +140,28 @@ def loss_beside(report: dict[str, Any], plain: dict[str, Any]) -> tuple[float, s
     equal = min(merged_tokens(plain), merged_tokens(report))
     ours, theirs = loss_at(report, equal), loss_at(plain, equal)
     return ours / theirs - 1.0, f"{ours:.4f} and {theirs:.4f} bits per byte at {equal} merged tokens"
+
+
+HERE: Final = Path(__file__).parents[1] / "peers"
+FOLDER: Final = Path("build/peers")
+PEERS: Final = {"Flower": "flower", "tsugi-mend": "tsugi"}
+
+
+def peer_seconds(peer: str, contributions: int, elements: int, seed: int) -> tuple[float, str]:
+    """Return how long a peer's merge of so many float32 vectors takes, and in words what it does and by which version."""
+    name = PEERS[peer]
+    script = [str(HERE / "merging.py"), name, str(contributions), str(elements), str(seed)]
+    done = subprocess.run([environment(name), *script], capture_output=True, text=True, check=True)
+    answer = json.loads(done.stdout.splitlines()[-1])
+    return answer["seconds"], f"{answer['what']}; {answer['versions']}, best of {answer['repeats']}"
+
+
+def environment(name: str) -> str:
+    """Make the environment of a peer where there is none yet, and return its interpreter."""
+    folder = FOLDER / name
+    python, wanted, there = folder / "bin/python", HERE / f"{name}.txt", folder / "requirements.txt"
+    if not there.exists() or there.read_bytes() != wanted.read_bytes():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", "--requirement", str(wanted)], check=True)
+        there.write_bytes(wanted.read_bytes())
+    return str(python)

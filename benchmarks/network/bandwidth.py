@@ -1,17 +1,12 @@
 """Published bandwidth figures beside ours, from the graph of compute and communication: `make bench-bandwidth`.
 
-Nothing is measured and nothing is random: a figure follows from its assumptions, which stand in its last column. Two sets
-of assumptions are asked for every row; what was fitted is said where it was fitted. See `literature` and
-docs/explanation/planning.md.
-
-The bandwidth figures that others have published, and the assumptions under which our model is asked for them.
+Nothing is measured and nothing is random: a figure follows from its assumptions, which stand in its last column. Two sets of
+assumptions are asked for every row; what was fitted is said where it was fitted. See docs/explanation/planning.md.
 
 Sources: "paper" is arXiv 2604.21428 (Decoupled DiLoCo), "scaling" arXiv 2503.09799 (Table 6), "streaming" arXiv 2501.18512,
-"MaxText" its documentation. [T] was read in the source's own words, [S] second-hand, [L] in a lineage paper.
-
-Their bandwidths are points of the grid 10^(-1 + 4 k / 49) Gbit/s (inferred: all of Table 6, 104.8 and 1.7 lie on it), so a
-published figure says that the need lies between that point and the one below, a factor of 1.21. We ask our model for the
-first point of the grid that reaches the utilisation, and give the error in steps of the grid.
+"MaxText" its documentation. [T] was read in the source's own words, [S] second-hand, [L] in a lineage paper. Their bandwidths
+are points of the grid 10^(-1 + 4 k / 49) Gbit/s (inferred), so a published figure says that the need lies between that point
+and the one below, a factor of 1.21. Ours is the first point that reaches the utilisation; errors are in steps of the grid.
 """
 
 from __future__ import annotations
@@ -392,7 +387,6 @@ def _twelve(gigabits: float, step_s: float, up: str, down: str, *, windowed: boo
 
 
 def _shortest_step(question: Question) -> float:
-    """Return the seconds of a step from which on the link keeps up, by halving."""
     moved, rate = traffic(question), question.links.up[0]
     low, high = STEP_S_MIN, STEP_S_MAX
     for _ in range(HALVINGS):

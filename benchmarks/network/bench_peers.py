@@ -1,12 +1,8 @@
 """Atoll beside what a user would take instead, in one run on one machine: `make bench-peers`.
 
-First the syncs of two participants, then the first model that a user trains (`benchmarks.text.first_try`). The others' programs
-get environments of their own under `build/peers`; the first time that takes minutes.
-
-Three seeds take hours. What was measured with the same sources on this machine is not measured again (`build/bench-peers`), so
-a race that was stopped goes on with the next command; `--again` begins anew.
-
-**A sync**: how long two participants take to agree on 64 MiB, and what that costs.
+First the syncs of two participants, then the first model that a user trains (`benchmarks.training.first_try`). Three seeds take
+hours; what was measured with the same sources is kept in `build/bench-peers`, and `--again` begins anew. **A sync** is two
+participants that agree on 64 MiB:
 
     gloo          all-reduce: the floor, without protection from anything
     torchft       a quorum, an all-reduce and a commit, as in each step of fault-tolerant data-parallel training
@@ -14,14 +10,13 @@ a race that was stopped goes on with the next command; `--again` begins anew.
     hivemind      an averaging of peers that find each other
     Atoll         a round of one fragment: called, pushed, merged, stored, read and adopted
 
-All are processes on one machine, which meet over the loopback; they do nothing but sync, with a pause between. The systems take
-turns, `TURNS` times. Of each turn the first `SKIPPED` syncs do not count. Of Atoll's count as many as lie between two
-keyframes, so there is one among them. Bytes are those that the loopback carried, headers included, each counted once where it
-was sent: what goes through a broker is sent twice. Processor time is that of all processes of a system.
+All meet over the loopback and do nothing but sync, with a pause between. They take `TURNS` turns, of which the first `SKIPPED`
+syncs do not count; of Atoll's count as many as lie between two keyframes. Bytes are those of the loopback, headers included:
+what goes through a broker is sent twice. Processor time is that of all processes of a system.
 
-What is unfair: the four others keep each participant waiting for the whole sync, and have nothing when one of them dies in it.
-Atoll stores everything on disk, and its participants go on training. The others send float32, Atoll four bits, as each does by
-default. hivemind looks for others for half a second, not for five.
+What is unfair: the others keep each participant waiting for the whole sync, and have nothing when one dies in it; Atoll stores
+everything on disk, and its participants go on training. The others send float32, Atoll four bits, as each does by default.
+hivemind looks for others for half a second, not for five.
 """
 
 from __future__ import annotations
@@ -53,9 +48,8 @@ from atoll.run.history import History
 from atoll.wire.subjects import Subjects
 from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark
 from benchmarks.lib.kept_parts import KeptParts
-from benchmarks.lib.peer_environments import HERE, environment
-from benchmarks.lib.runs import prepare
-from benchmarks.text import first_try
+from benchmarks.lib.runs import HERE, environment, prepare
+from benchmarks.training import first_try
 from support.regions import free_port
 
 ELEMENTS: Final = 1 << 24
@@ -151,7 +145,7 @@ class Workers:
                 raise SystemExit(f"sync {syncs} did not come within {within_s:.0f} s; see {self.folder}")
             time.sleep(LOOK_S)
 
-    def used(self) -> Usage:
+    def usage(self) -> Usage:
         """Return what they have used, with all their children; a broker is a child of this process."""
         kinds = {process.pid: kind for kind, process in self.processes}
         spent: dict[str, float] = {}
@@ -178,7 +172,7 @@ class Workers:
 
 
 @contextmanager
-def gathered() -> Iterator[Workers]:
+def worker_group() -> Iterator[Workers]:
     with tempfile.TemporaryDirectory() as folder:
         workers = Workers(Path(folder))
         try:
@@ -187,12 +181,12 @@ def gathered() -> Iterator[Workers]:
             workers.end()
 
 
-def measured(workers: Workers, found: SyncTurns, syncs: int) -> list[list[dict[str, Any]]]:
+def measure(workers: Workers, found: SyncTurns, syncs: int) -> list[list[dict[str, Any]]]:
     """Let some syncs pass, then measure `syncs` of them; return the lines of these, by participant."""
     workers.wait_for(SKIPPED, BEGIN_S)
-    before, first = workers.used(), min(map(len, workers.lines()))
+    before, first = workers.usage(), min(map(len, workers.lines()))
     workers.wait_for(first + syncs, BEGIN_S + 10.0 * syncs)
-    found.used.append((syncs, workers.used().since(before)))
+    found.used.append((syncs, workers.usage().since(before)))
     found.memory_bytes = max(found.memory_bytes, workers.memory_bytes())
     return [lines[first : first + syncs] for lines in workers.lines()]
 
@@ -201,7 +195,7 @@ def measured(workers: Workers, found: SyncTurns, syncs: int) -> list[list[dict[s
 
 
 def peer(role: str, found: SyncTurns, syncs: int) -> None:
-    with gathered() as workers:
+    with worker_group() as workers:
         request: dict[str, Any] = {
             "elements": ELEMENTS,
             "columns": COLUMNS,
@@ -223,7 +217,7 @@ def peer(role: str, found: SyncTurns, syncs: int) -> None:
             )
             # hivemind leaves sockets in the folder of temporary files when it is ended.
             workers.start("participant", words, OMP_NUM_THREADS="1", TMPDIR=str(workers.folder))
-        lines = measured(workers, found, syncs)
+        lines = measure(workers, found, syncs)
     # A sync is over when it is over for everybody, and took from when the last one began.
     found.took_s += [
         max(line["at_s"] for line in each) - max(line["at_s"] - line["took_s"] for line in each)
@@ -235,7 +229,7 @@ def peer(role: str, found: SyncTurns, syncs: int) -> None:
 def atoll(codecs: tuple[str, str], learners: int, found: SyncTurns, syncs: int) -> None:
     """Let Atoll take a turn: a broker with its store on disk, a shard, participants."""
     with ExitStack() as stack:
-        workers = stack.enter_context(gathered())
+        workers = stack.enter_context(worker_group())
         broker = stack.enter_context(EmbeddedBroker(workers.folder / "broker"))
         protocol: dict[str, Any] = {"fragments": 1, "shards": 1, "quorum": learners, "interval_steps": INTERVAL_STEPS}
         protocol |= {"codec_up": codecs[0], "codec_down": codecs[1]}
@@ -250,9 +244,15 @@ def atoll(codecs: tuple[str, str], learners: int, found: SyncTurns, syncs: int) 
         place = {"ATOLL_RUN": RUN, "ATOLL_BROKER__URL": broker.url}
         workers.start("shard", [sys.executable, "-m", "atoll.cli", "synchronizer"], participant=False, **place)
         for rank in range(learners):
-            words = [sys.executable, "-m", "benchmarks.network.sync_race_roles", json.dumps(request | {"rank": rank})]
+            words = [
+                sys.executable,
+                "-m",
+                "benchmarks.network.race_roles",
+                "participant",
+                json.dumps(request | {"rank": rank}),
+            ]
             workers.start("participant", words)
-        lines = measured(workers, found, syncs)
+        lines = measure(workers, found, syncs)
         called_s = asyncio.run(calls(broker.url))
     for each in zip(*lines, strict=True):
         adopted_s = max(line["at_s"] for line in each)
@@ -353,7 +353,8 @@ SHORT_BUDGETS: Final = (102_400,)
 SHORT_LEARNERS: Final = (2,)
 ROOTS: Final = (
     *("atoll", "atoll_learner", "atoll_monitor", "atoll_synchronizer"),
-    *("benchmarks.baselines", "benchmarks.network.bench_peers", "benchmarks.peers", "benchmarks.text.first_try"),
+    *("benchmarks.baselines", "benchmarks.network.bench_peers", "benchmarks.network.race_roles", "benchmarks.peers"),
+    "benchmarks.training.first_try",
 )
 """What a part rests on."""
 

@@ -1,17 +1,15 @@
 """Blobs through a broker beside what a socket allows: `make bench-broker`.
 
-One blob of `SIZE` random bytes goes through a nats-server of our own with a store on disk, up and down, by the lanes of a
-bus; by stock nats-py (its client as it comes, the same chunks of a mebibyte under ids, eight acknowledgements outstanding,
-batched direct gets); and over a bare TCP connection on the loopback. A round does all of it, one after the other, so that
-a neighbour on the machine meets all alike; figures are medians of the rounds, the first of which is not counted.
+One blob of `SIZE` random bytes goes through a nats-server with a store on disk, up and down, by the lanes of a bus; by stock
+nats-py (the same chunks under ids, eight acknowledgements outstanding, batched direct gets); and over a bare TCP connection. A
+round does all of it; figures are medians of the rounds, the first of which is not counted. Digests are left out on all sides.
 
     MB/s       megabytes by the clock; the broker writes and reads its files in the same time, on the same cores
     CPU s/GB   user and system time of the process that sends or receives, and of no other
     of raw     the CPU of a bare socket for the same bytes over ours: 1 would be that JetStream costs nothing more
 
-The other end of the bare connection is a process of its own that sends as asked or reads and forgets. The bare receivers
-are a `BufferedProtocol` into one buffer that stays in the cache, the same into new memory that is kept, which a blob cannot
-do without, and a `StreamReader`. Digests are left out on all sides. There are no goals: nobody has published any.
+The bare receivers are a `BufferedProtocol` into one buffer that stays in the cache, the same into new memory that is kept,
+which a blob cannot do without, and a `StreamReader`. There are no goals: nobody has published any.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ Cost = tuple[float, float]
 Costs = dict[str, list[Cost]]
 
 
-async def measured(work: Callable[[], Awaitable[object]]) -> Cost:
+async def cost_of(work: Callable[[], Awaitable[object]]) -> Cost:
     """Return the seconds by the clock and of CPU that `work` takes in this process."""
     began_s, spent_s = time.perf_counter(), cpu_s()
     await work()
@@ -75,13 +73,13 @@ async def ours(bus: JetStreamBus, data: bytes, costs: Costs) -> None:
     """Store and fetch one blob, digests included, as services do: pieces are used as they arrive."""
     stem = Subjects(RUN).global_stem(0, 1, "ours")
     upload = Upload.of(data)
-    costs["put, ours"].append(await measured(lambda: bus.put_blob(stem, upload)))
+    costs["put, ours"].append(await cost_of(lambda: bus.put_blob(stem, upload)))
 
     async def fetch() -> None:
         async for portion in bus.pieces(Download(upload.ref(stem), len(data))):
             del portion
 
-    costs["get, ours"].append(await measured(fetch))
+    costs["get, ours"].append(await cost_of(fetch))
 
 
 class Stock:
@@ -137,8 +135,8 @@ async def stock(url: str, data: bytes, costs: Costs) -> None:
     client = Client()
     await client.connect(url, pending_size=8 << 20)
     way = Stock(client, data)
-    costs["put, stock nats-py"].append(await measured(way.put))
-    costs["get, stock nats-py"].append(await measured(way.get))
+    costs["put, stock nats-py"].append(await cost_of(way.put))
+    costs["get, stock nats-py"].append(await cost_of(way.get))
     await client.close()
 
 
@@ -213,11 +211,11 @@ async def bare(data: bytes, costs: Costs) -> None:
             await loop.sock_sendall(wire, data)
             await loop.sock_recv(wire, 1)
 
-        costs["send, bare"].append(await measured(send))
+        costs["send, bare"].append(await cost_of(send))
         wire.close()
     for name, keeps in (("receive, BufferedProtocol", False), ("receive and keep", True)):
         with peer(sends=True, size=size) as wire:
-            costs[name].append(await measured(functools.partial(receive, wire, size, keeps=keeps)))
+            costs[name].append(await cost_of(functools.partial(receive, wire, size, keeps=keeps)))
     with peer(sends=True, size=size) as wire:
 
         async def stream() -> None:
@@ -227,7 +225,7 @@ async def bare(data: bytes, costs: Costs) -> None:
                 left -= len(await reader.read(_PIECE))
             writer.close()
 
-        costs["receive, StreamReader"].append(await measured(stream))
+        costs["receive, StreamReader"].append(await cost_of(stream))
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------

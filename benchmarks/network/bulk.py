@@ -1,16 +1,12 @@
 """Contributions to one broker beside the same over two: `make bench-bulk`.
 
 Processes that act as learners store contributions of `BLOB_BYTES` for fragments in turn, as fast as they are acknowledged, and
-purge each when two more are stored, as a shard does after its merge. The run's fragments lie on one nats-server, or are spread
-over two (`atoll.bus.spread`). Rounds alternate between the two, so that a neighbour on the machine meets both; figures are
-medians of the rounds.
+purge each when two more are stored. The fragments lie on one nats-server, or are spread over two (`atoll.bus.spread`); rounds
+alternate between the two, and figures are medians.
 
-    as the machine allows    both servers, their files and the learners share its cores: what is gained is what one server
-                             could not use of them
-    behind links             each server is behind a relay that lets `LINK_BYTES_S` pass each way, as a network card does: what
-                             one server's link limits, a second one doubles
-    bare sockets             the limit: as many processes send the same pieces over TCP on the loopback to as many that read
-                             and forget, in the same rounds
+    as the machine allows    both servers, their files and the learners share its cores
+    behind links             each server is behind a relay that lets `LINK_BYTES_S` pass each way, as a network card does
+    bare sockets             the limit: as many processes send the same pieces over TCP to as many that read and forget
 """
 
 from __future__ import annotations
@@ -121,7 +117,6 @@ async def _founded(urls: Sequence[str], run: str) -> None:
 
 
 def _at_once(work: Any, asked: list[tuple[Any, ...]]) -> int:  # noqa: ANN401  (one of the functions above and below)
-    """Have a process do each of the works, and return the sum of what they tell."""
     ready, told = _SPAWN.Barrier(len(asked)), _SPAWN.Queue()
     processes = [_SPAWN.Process(target=work, args=(*words, ready, told)) for words in asked]
     for process in processes:

@@ -57,25 +57,25 @@ READ = "import atoll\natoll.read_model(sys.argv[1], run=sys.argv[2])"
 
 def main(*, seed: int = 0) -> list[Figure]:
     figures = [
-        figure("import atoll", partial(timed, TIMED.format(body="import atoll"))),
+        figure("import atoll", partial(run_timed, TIMED.format(body="import atoll"))),
         figure("atoll --help", partial(process_s, "--help")),
     ]
     with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(Path(folder) / "broker") as broker:
         for size, shape in SIZES.items():
-            figures.append(goal(f"join, {size}", partial(founded, broker.url, itertools.count(1), str(seed), shape)))
+            figures.append(goal(f"join, {size}", partial(join_s, broker.url, itertools.count(1), str(seed), shape)))
         run = run_of(SIZES["1M parameters"], 1)
-        read = partial(timed, TIMED.format(body=READ), broker.url, run)
+        read = partial(run_timed, TIMED.format(body=READ), broker.url, run)
         export = partial(process_s, "export", "--run", run, "--broker", broker.url, "--out", f"{folder}/out")
         figures += [figure("read_model, 1M parameters", read), goal("atoll export, 1M parameters", export)]
     for codec in ("f32", "int4"):
-        compiling = partial(timed, TIMED.format(body=COMPILE), codec)
+        compiling = partial(run_timed, TIMED.format(body=COMPILE), codec)
         figures.append(figure(f"compiling the kernels of {codec}", compiling))
     return figures
 
 
-def founded(url: str, numbers: Iterator[int], seed: str, shape: tuple[int, int]) -> float:
+def join_s(url: str, numbers: Iterator[int], seed: str, shape: tuple[int, int]) -> float:
     """Return how long `join` takes that founds the next run of this shape, seconds."""
-    return timed(JOIN, url, run_of(shape, next(numbers)), seed, *map(str, shape))
+    return run_timed(JOIN, url, run_of(shape, next(numbers)), seed, *map(str, shape))
 
 
 def run_of(shape: tuple[int, int], number: int) -> str:
@@ -95,10 +95,10 @@ def goal(name: str, measure: Callable[[], float]) -> Figure:
 
 def process_s(*words: str) -> float:
     """Return how long `atoll <words>` takes, as its caller sees it, seconds."""
-    return timed(TIMED.format(body=VERB), *words)
+    return run_timed(TIMED.format(body=VERB), *words)
 
 
-def timed(program: str, *words: str) -> float:
+def run_timed(program: str, *words: str) -> float:
     """Return the seconds that a program prints at the end of its output; all caches are empty."""
     with tempfile.TemporaryDirectory() as caches:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "NUMBA_", "ATOLL_"))}

@@ -15,8 +15,6 @@ import contextlib
 import hashlib
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -37,6 +35,7 @@ from atoll.run.heads import read_heads
 from atoll.run.record import read_run
 from atoll.wire.subjects import Subjects
 from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark
+from benchmarks.lib.runs import cpu_s, shard_process
 from support.locked_brokers import LockedBroker
 
 RUN = "doors"
@@ -90,20 +89,12 @@ def _server() -> int:
 
 
 def turn(pace: str, *, locked: bool, seconds: float, seed: int) -> DoorsTurn:
-    with tempfile.TemporaryDirectory() as folder, place(Path(folder), locked=locked) as there:
-        shard = shard_of(there)
-        try:
-            return rounds(there, pace, shard.pid, seconds, seed)
-        finally:
-            shard.terminate()
-            shard.wait(30)
-
-
-def shard_of(there: DoorsPlace) -> subprocess.Popen[bytes]:
-    given = [f"run={RUN}", f"broker.url={there.url}", "log.level=warning"]
-    given += [] if there.shard is None else [f"broker.identity={there.shard}"]
-    flags = [part for each in given for part in ("--set", each)]
-    return subprocess.Popen([sys.executable, "-m", "atoll_synchronizer", *flags])
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        place(Path(folder), locked=locked) as there,
+        shard_process(there.url, RUN, broker__identity=there.shard) as shard,
+    ):
+        return rounds(there, pace, shard.pid, seconds, seed)
 
 
 def rounds(there: DoorsPlace, pace: str, shard: int, seconds: float, seed: int) -> DoorsTurn:
@@ -144,11 +135,6 @@ async def commits(there: DoorsPlace) -> int:
         return sum(head.version for head in (await read_heads(bus, record)).values())
     finally:
         await bus.close()
-
-
-def cpu_s(processes: list[psutil.Process]) -> float:
-    """Return the processor seconds of all."""
-    return float(sum(sum(process.cpu_times()[:2]) for process in processes))
 
 
 def main(*, minutes: float = 4.0, seed: int = 0) -> list[Figure]:

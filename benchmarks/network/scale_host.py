@@ -1,16 +1,11 @@
 """A process that holds many dummy learners of one run: they join, hold values, push, adopt and leave, and train nothing.
 
-    scale_host REQUEST
+    scale_host REQUEST        a JSON object, a `HostRequest`
 
-REQUEST is a JSON object, a `HostRequest`. Every learner is an island of its own, as `atoll.join` makes it: a connection, a
-session, a member record, heartbeats, pseudo-gradients of its own fragments. All islands of a process share one loop for their
-coroutines, as two cores cannot hold a process for each of 128 learners; so what a process costs beside its learners (the
-interpreter, NumPy) is divided by more of them than it would be. A step is a pause: the loop below walks from island to
-island, so that their steps are spread evenly over `step_s`. A learner contributes a constant move of each fragment that it
-adopted.
-
-The process writes a line of JSON when all of its learners have joined, and one when all of them have left. They leave
-when the run record says that the run is closing.
+Every learner is an island of its own, as `atoll.join` makes it; all of a process share one loop, as two cores cannot hold a
+process for each of 128 learners. A step is a pause: the loop walks from island to island, so that their steps are spread over
+`step_s`. A learner contributes a constant move of each fragment that it adopted. The process writes a line of JSON when all of
+its learners have joined, and one when all have left, which they do when the run record says that the run is closing.
 """
 
 from __future__ import annotations
@@ -31,7 +26,7 @@ from atoll.client.join import IslandHandle
 from atoll.client.options import JoinOptions
 from atoll.codec import KEYFRAME
 from atoll.protocol.settings import ProtocolSettings
-from benchmarks.lib.compiled import compile_kernels
+from benchmarks.lib.compiled import compile_kernels, read_only
 
 MOVE: Final = 1e-3
 DRAIN_S: Final = 900.0
@@ -95,7 +90,7 @@ class HeldIsland:
         self._tokens = request.tokens
         self._move = np.float32(MOVE * (1.0 + int(name.rpartition("-")[2]) % 8))
         tensors = request.protocol.fragments
-        first = {f"t{number}": fixed(np.zeros(request.elements, np.float32)) for number in range(tensors)}
+        first = {f"t{number}": read_only(np.zeros(request.elements, np.float32)) for number in range(tensors)}
         options = JoinOptions(home=home, stream_bytes_max=request.stream_bytes_max)
         self.handle: IslandHandle = join(
             request.broker, run=request.run, learner=name, params=first, protocol=request.protocol, options=options
@@ -110,14 +105,8 @@ class HeldIsland:
         """Move what was adopted a little, so that there is something to contribute."""
         held = self._arrays
         self._arrays = {
-            name: array if held.get(name) is array else fixed(array + self._move) for name, array in arrays.items()
+            name: array if held.get(name) is array else read_only(array + self._move) for name, array in arrays.items()
         }
-
-
-def fixed(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Make an array that nobody may write to, as JAX's are: no copy of it is needed."""
-    values.flags.writeable = False
-    return values
 
 
 def tell(what: str, count: int) -> None:

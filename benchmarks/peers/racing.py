@@ -6,8 +6,8 @@
 
 REQUEST is a JSON object (see `benchmarks.network.race`). A worker steps no faster than once in `step_s`, from `begin_s` of the
 wall clock on, for `seconds`. It writes one line of JSON for each step, and keeps the values of now and then.
-With `rates` (see `benchmarks.text.first_try`) it takes one step at each of these learning rates, as fast as it can, and keeps
-the last values. With `muon`, PyTorch's Muon, in float32, moves the matrices inside layers, and AdamW all else.
+With `rates` (see `benchmarks.training.first_try`) it takes one step at each of these learning rates, as fast as it can, and
+keeps the last values. With `muon`, PyTorch's Muon, in float32, moves the matrices inside layers, and AdamW all else.
 """
 
 from __future__ import annotations

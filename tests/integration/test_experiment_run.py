@@ -9,7 +9,7 @@ import pytest
 from atoll_learner.data.prepare import prepare
 from benchmarks.experiments.experiment import main
 from benchmarks.experiments.experiment_page import load
-from benchmarks.experiments.questions import FOLDER
+from benchmarks.experiments.grid import FOLDER
 
 pytestmark = pytest.mark.second_tier
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import pytest
 from atoll.protocol.ledger import Account, Ledger
 from benchmarks.faults import chaos, takeover
 from benchmarks.faults.chaos import courses
-from benchmarks.faults.extracts import (
+from benchmarks.faults.metrics import (
     SCHEMA,
     Booked,
     Course,
@@ -27,25 +26,23 @@ from benchmarks.faults.extracts import (
     Made,
     Refusal,
     Row,
-    load,
-    numbers,
-    ranges,
-    save,
-)
-from benchmarks.faults.metrics import (
     figures,
     gaps,
+    load,
+    numbers,
     participation,
     partition,
     plots,
+    ranges,
     recovery,
     safety,
+    save,
     takeovers,
     useful_share,
 )
 from benchmarks.faults.storm import Fault, Planned, forecast, seconds_for, storm
 from benchmarks.faults.synchronous import Formed, GroupMessage, Line, WorkerGroup, enter_steps
-from benchmarks.faults.takeover import EVERY_S, interval, outage_figures, ratio
+from benchmarks.faults.takeover import EVERY_S, interval, ratio
 from benchmarks.lib import harness
 from benchmarks.lib.harness import Figure
 from benchmarks.lib.publish import differences, publish
@@ -485,8 +482,7 @@ def test_both_systems_get_the_same_storm() -> None:
 
     Only the gauntlet, from which nothing is compared, has none.
     """
-    options = argparse.Namespace(minutes=9.0, gauntlet=32.0, kills=20, rates=[1.0, 16.0], partition=60.0, seeds=[3])
-    *every, _ = courses(options, 3)
+    *every, _ = courses(3, rates=[1.0, 16.0], kills=20)
     ours, theirs = ([c for c in every if c.system == system] for system in ("atoll", "synchronous"))
 
     def faults(course: Course) -> list[Planned]:
@@ -590,18 +586,6 @@ def test_the_interval_holds_the_ratio_and_narrows_with_windows() -> None:
     low, high = interval(pairs, 0)
     closer, above = interval(pairs * 30, 0)
     assert low < closer < ratio(pairs) < above < high
-
-
-@pytest.mark.parametrize("taken", [0, 2])
-def test_an_owner_that_changes_in_an_absence_is_a_miss(taken: int) -> None:
-    extract = run(10.0)
-    extract.faults = [Fault(1000.0 + 7.0, "freeze", "broker", "broker", -1, 1000.0 + 13.0)]
-    extract.tenures, extract.report = {0: taken, 1: 0}, {"fates_exact": True}
-    found = {figure.name: figure for figure in outage_figures(extract)}
-    assert found["absences of the broker"].value == 1
-    assert found["shards taken from an owner that lives"].value == taken
-    assert found["shards taken from an owner that lives"].holds is (taken == 0)
-    assert found["next commit of a shard after an absence"].value == pytest.approx((3.0 + 17.0) / 2.0)
 
 
 def run(rate: float) -> Extract:

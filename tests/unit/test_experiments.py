@@ -16,8 +16,19 @@ from benchmarks.experiments import grid as grids
 from benchmarks.experiments.cells import CellStore, Crew, Record, cell_of, record_of
 from benchmarks.experiments.experiment import in_order
 from benchmarks.experiments.experiment_page import Raw, answers, figures, gap, load, page, save
-from benchmarks.experiments.grid import FORMER_STANDING, GridCell, rows, standing_settings, unsaid
-from benchmarks.experiments.questions import FOLDER, Experiment, axes_of, parse, read, sensible
+from benchmarks.experiments.grid import (
+    FOLDER,
+    FORMER_STANDING,
+    Experiment,
+    GridCell,
+    axes_of,
+    parse,
+    read,
+    rows,
+    sensible,
+    standing_settings,
+    unsaid,
+)
 from benchmarks.lib.kept_parts import closure, source_digest
 from benchmarks.lib.publish import page_differences, publish
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.lib.kept_parts import KeptParts
-from benchmarks.text.first_try import Found, Try, figures_of
+from benchmarks.training.first_try import Found, Try, figures_of
 
 SHORT, LONG = 614_400, 2_457_600
 

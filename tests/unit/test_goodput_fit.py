@@ -15,13 +15,13 @@ from benchmarks.fleet.goodput_fit import (
     PAPER,
     POINTS,
     VALIDATED,
-    compared,
+    compare_with_null,
     errors,
-    fitted,
+    fit,
     goodputs,
     kinds,
     null_model,
-    scavenged,
+    scavenging_figures,
     sensitivities,
     size,
     uptimes,
@@ -79,8 +79,8 @@ def test_every_size_that_was_not_fitted_is_met() -> None:
 def test_ours_is_better_than_the_null_model_fitted_alike() -> None:
     """One stall fewer meets the fitted cells worse and the others too, and would not hold the goals."""
     null = null_model(range(2))
-    ours = compared(cells(), null, cells_of(null))
-    theirs = compared(cells_of(null), null, cells_of(null))
+    ours = compare_with_null(cells(), null, cells_of(null))
+    theirs = compare_with_null(cells_of(null), null, cells_of(null))
 
     assert null.upscale_s == 0.0
     assert [figure.holds for figure in ours] == [True, True, None, None]
@@ -90,7 +90,7 @@ def test_ours_is_better_than_the_null_model_fitted_alike() -> None:
 @pytest.mark.second_tier
 def test_a_mechanism_that_is_wrong_is_found_out_though_it_is_fitted() -> None:
     """Where only admissions stall, one constant meets the two cells as well as it can, and misses what it has not seen."""
-    wrong = fitted(changed(FleetParameters(), downscale_s=0.0), range(2), {("elastic",): ("upscale_s",)})
+    wrong = fit(changed(FleetParameters(), downscale_s=0.0), range(2), {("elastic",): ("upscale_s",)})
     verdicts = [figure.holds for figure in goodputs(cells_of(wrong))]
 
     assert errors(cells_of(wrong))[1] > 2 * POINTS
@@ -107,7 +107,7 @@ def test_four_learners_and_more_are_always_up() -> None:
 @pytest.mark.second_tier
 def test_the_fit_is_found_again_from_elsewhere() -> None:
     start = changed(FleetParameters(), restart_s=40.0, downscale_s=25.0, upscale_s=5.0)
-    found = fitted(start, range(2))
+    found = fit(start, range(2))
 
     for names in FITS.values():
         for name in names:
@@ -128,7 +128,7 @@ def test_the_constants_that_are_set_hardly_matter_and_the_fitted_do(monkeypatch:
 
 
 def test_figures_of_rounds_and_of_help_hold() -> None:
-    figures = [*window(0, 150), *scavenged(0, Budget(learners=2, steps=1500), (1.0,))]
+    figures = [*window(0, 150), *scavenging_figures(0, Budget(learners=2, steps=1500), (1.0,))]
 
     assert [figure.name for figure in figures if figure.holds is False] == []
     assert {figure.name: figure.value for figure in figures}["rounds: ledgers exact"] == 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.loops.loops import LearnerWords, Loop, SceneOutcome, figures, words_of
+from benchmarks.training.loops import LearnerWords, Loop, SceneOutcome, figures, words_of
 from outcome import print_losses
 
 LOOP = Loop("mine", 5, (), "atoll synchronizer --run mine-run", ("python mine.py a", "python mine.py b"))

@@ -9,23 +9,14 @@
     torch alone         what JAX alone does, in PyTorch
 
 All train the same number of tokens of the same text from the same first values, with the same schedule and batch per learner;
-those apart have first values and batches of their own. All but Atoll can do it with AdamW, which a user of theirs gets, and
-with Muon, which is Atoll's default, at Atoll's rate. So Atoll has goals beside what people do today, and beside what they could
-do with the same optimizer.
+those apart have first values and batches of their own. All but Atoll do it with AdamW, which a user of theirs gets, and with
+Muon, Atoll's default, at Atoll's rate. The wall clock is that of the whole command, the processor time that of all its
+processes; Atoll's also writes a report, an archive and an export, and finds no compiled programs. The loss is that of the same
+held-out text, measured afterwards by one program. Frameworks differ: what they take apart, as processes of one thread, tells by
+how much, and a goal for Atoll's wall clock is adjusted by it.
 
-The wall clock is that of the whole command, from its start to its end, and the processor time that of all its processes.
-Atoll's command also writes a report, an archive and an export, and measures the loss on the way; it finds no programs that were
-compiled before. Python's byte code it finds, as the others do, whose packages pip has compiled. Its learners ask for huge
-pages, as they do for every user (`atoll.base.machine`); the others run as their users start them. The loss is that of the
-same held-out text for all, measured afterwards by one program; of those apart it is that of the first.
-
-Frameworks differ: what they take apart tells by how much, as processes of one thread, which is what Atoll and data-parallel
-training run. Alone each has a thread for each core, so how much it gains by its second one is in it, too. A goal for Atoll's
-wall clock is adjusted by each.
-
-Atoll, and data-parallel training and DiLoCo with Muon, run with every seed, and with each seed another one comes first. All
-others run with the first seed only: those with AdamW are far away, and those apart and alone tell of speed. AdamW is raced with
-two learners, and the two alone with two learners and a short budget. A ratio of two systems is of the seeds that both have.
+Atoll, and data-parallel training and DiLoCo with Muon, run with every seed, and with each seed another one comes first; all
+others with the first seed only. AdamW is raced with two learners, those alone with two learners and a short budget.
 """
 
 from __future__ import annotations
@@ -55,8 +46,7 @@ from atoll_learner.train import make_evaluator
 from atoll_learner.train_settings import TrainSettings, train_settings
 from benchmarks.lib.harness import Figure, at_most, fact
 from benchmarks.lib.kept_parts import KeptParts
-from benchmarks.lib.peer_environments import HERE, environment
-from benchmarks.lib.runs import up_command
+from benchmarks.lib.runs import HERE, environment, up_command
 from support.regions import free_port
 
 MODEL: Final = ModelSettings(vocab=256, layers=4, width=128, heads=4, kv_heads=2, ffn=512, context=128)
@@ -133,7 +123,7 @@ class TrainingTask:
         }
 
 
-def told(words: list[list[str]], log: Path, **variables: str) -> tuple[float, float]:
+def run_together(words: list[list[str]], log: Path, **variables: str) -> tuple[float, float]:
     """Run commands side by side to their end; return the wall clock and the processor time of all, in seconds."""
     before, began_s = _spent_s(), time.monotonic()
     with log.open("ab") as out:
@@ -178,7 +168,7 @@ def in_jax(tasks: list[TrainingTask], train: TrainSettings, threads: int = 1) ->
         mine += ["--out", str(task.folder / "jax"), "--evaluations", "1", "--set", f"data.dir={task.corpus}"]
         mine += ["--set", f"learner.threads={threads}", "--set", f"train.optimizer={train.optimizer}"]
         words.append(mine)
-    return *told(words, tasks[0].folder / "log"), tasks[0].folder / "jax" / "model.safetensors"
+    return *run_together(words, tasks[0].folder / "log"), tasks[0].folder / "jax" / "model.safetensors"
 
 
 def _apart(task: TrainingTask) -> list[TrainingTask]:
@@ -231,7 +221,7 @@ def diloco(task: TrainingTask, train: TrainSettings) -> tuple[float, float, Path
 def in_torch(task: TrainingTask, role: str, requests: list[dict[str, Any]]) -> tuple[float, float, Path]:
     """Run a worker of PyTorch for each request; the values are those of the first."""
     words = [[environment("racing"), str(HERE / "racing.py"), role, json.dumps(each)] for each in requests]
-    took = told(words, task.folder / "log", OMP_NUM_THREADS=str(requests[0]["threads"]))
+    took = run_together(words, task.folder / "log", OMP_NUM_THREADS=str(requests[0]["threads"]))
     out = Path(requests[0]["out"])
     return *took, max(path for path in out.glob("*.safetensors") if path != task.first)
 
@@ -241,7 +231,7 @@ def atoll_up(task: TrainingTask) -> tuple[float, float, Path]:
     flags = {"learners": task.learners, "shards": 1, "tokens": task.tokens, "seed": task.seed}
     words = up_command(out, flags, settings=[f"data.dir={task.corpus}"])
     programs = {"XDG_CACHE_HOME": str(task.folder / "cache")}
-    return *told([words], task.folder / "log", **programs), out / "model.safetensors"
+    return *run_together([words], task.folder / "log", **programs), out / "model.safetensors"
 
 
 System = Callable[[TrainingTask], tuple[float, float, Path]]
@@ -298,7 +288,7 @@ def race(
                     seed = first_seed + place
                     mine = Path(folder) / f"{tokens}-{many}-{seed}-{name.replace(', ', '-').replace(' ', '-')}"
                     task = TrainingTask(tokens, many, seed, corpus, mine)
-                    done = Try(**kept.part(mine.name, functools.partial(tried, name, task)))
+                    done = Try(**kept.part(mine.name, functools.partial(train_with, name, task)))
                     tries.setdefault(name, {})[seed] = done
                     print(
                         f"{tokens} tokens, {many} learners, seed {seed}: {name}, {done.wall_s:.1f} s, "
@@ -308,7 +298,7 @@ def race(
     return found
 
 
-def tried(name: str, task: TrainingTask) -> dict[str, float]:
+def train_with(name: str, task: TrainingTask) -> dict[str, float]:
     """Let a system train, and return what it came to, as `Try` has it."""
     task.folder.mkdir(parents=True)
     save_safetensors(first_values(MODEL, task.seed, None), task.first, {})

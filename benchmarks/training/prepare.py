@@ -50,7 +50,7 @@ def main(*, megabytes: Annotated[float, "size of the plain file"] = MEGABYTES, s
         write_text(plain, size, seed)
         size = plain.stat().st_size
         limit_s = hashed_copy_s(plain, work / "copy")
-        done = prepared(plain, work / "out")
+        done = prepare_timed(plain, work / "out")
         figures += of("plain text", size, done)
         share = limit_s / done.took_s
         figures.append(
@@ -62,7 +62,7 @@ def main(*, megabytes: Annotated[float, "size of the plain file"] = MEGABYTES, s
             maker = multiprocessing.get_context("spawn").Process(target=form, args=(path, seed, size // 10))
             maker.start()
             maker.join()
-            figures += of(name, size // 10, prepared(path, work / "out", "--field", "body"))
+            figures += of(name, size // 10, prepare_timed(path, work / "out", "--field", "body"))
     return figures
 
 
@@ -124,7 +124,7 @@ def hashed_copy_s(plain: Path, copy: Path) -> float:
     return took_s
 
 
-def prepared(source: Path, out: Path, *words: str) -> Prepared:
+def prepare_timed(source: Path, out: Path, *words: str) -> Prepared:
     command = [sys.executable, "-m", "atoll.cli", "data", "prepare", str(source), "--out", str(out), *words]
     began_s = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -1,16 +1,14 @@
 """What being an island asks of the loops people have, and what they survive: `make bench-loops`.
 
-Every loop of `examples/` is played as it is written, by two islands, in three scenes (`benchmarks.loops.loops`): undisturbed;
-one island killed and started again; both killed and started again. `own lines` are those that the example marks. A step is one
-turn of the loop, as long as it took beside the other island on the same machine. The cost of an island is the time inside
-`island.step` over all time, by its own clock; a bound is set where a step takes 100 ms or longer.
+Every loop of `examples/` is played by the commands at its head, by two islands, a shard and a broker of its own, in three
+scenes: undisturbed; one island killed and started again; both. SIGKILL comes when the run has trained `KILL_SHARE` of its
+tokens, and the same command follows at once. `own lines` are those that the example marks. A step is one turn of the loop, as
+long as it took beside the other island on the same machine. The cost of an island is the time inside `island.step` over all
+time, by its own clock; a bound is set where a step takes 100 ms or longer.
 
-What copies of NumPy arrays cost, and what the callback of Keras costs in all, is measured apart (`benchmarks.loops.copies`).
-
-One loop of `examples/` as it is written: two islands, a shard and a broker of its own; islands may be killed on the way.
-
-The commands are the lines at the head of the example, with the broker's URL behind them. SIGKILL comes when the run has trained
-`KILL_SHARE` of its tokens, by the shard's own record, and the same command follows at once.
+Apart is measured what `island.step` copies: a NumPy array that may be written to, after every step; no read-only one and no
+JAX array, but one that the step donates. Keras's callback clocks itself, but what it copies for Keras is the device's work,
+which no clock on the host sees. So `fit` runs with it and without, in turns, and the medians of their epochs are compared.
 """
 
 from __future__ import annotations
@@ -24,19 +22,30 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from statistics import median
+from typing import Annotated, Any
+
+import jax.numpy as jnp
+import numpy as np
 
 from atoll.base.errors import SettingsError
+from atoll.base.logs import configure
+from atoll.base.loop_thread import LoopThread
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
+from atoll.client.join import join
+from atoll.client.options import JoinOptions
+from atoll.protocol.settings import ProtocolSettings
 from atoll.run import ledger
 from atoll.run.record import founded_run, recorded_progress
+from atoll_synchronizer.process import serve_run
+from benchmarks.lib.compiled import read_only
 from benchmarks.lib.harness import Figure, fact, run_benchmark
-from benchmarks.loops.copies import copies
 from support.documents import ROOT, documented
 
 KILL_SHARE = 0.2
@@ -135,10 +144,10 @@ def prepare(loop: Loop, folder: Path) -> None:
     for line in loop.before:
         log = folder / "before.log"
         with at_work(line, folder, log) as process:
-            ended(process, log)
+            await_end(process, log)
 
 
-def played(loop: Loop, folder: Path, scene: str, killed: int) -> SceneOutcome:
+def play(loop: Loop, folder: Path, scene: str, killed: int) -> SceneOutcome:
     """Play one scene in which `killed` of the islands are killed and started again."""
     place = folder / scene
     place.mkdir()
@@ -148,13 +157,12 @@ def played(loop: Loop, folder: Path, scene: str, killed: int) -> SceneOutcome:
         at_work(f"{loop.shard} --broker {broker.url}", folder, place / "shard.log") as shard,
     ):
         words = tuple(_islands(loop, folder, place, broker.url, killed))
-        ended(shard, place / "shard.log")
+        await_end(shard, place / "shard.log")
         trained, lost, exact = asyncio.run(fates(broker.url, loop.run))
     return SceneOutcome(words, time.monotonic() - began_s, trained, lost, exact)
 
 
 def _islands(loop: Loop, folder: Path, place: Path, url: str, killed: int) -> Iterator[LearnerWords]:
-    """Run the learners to their end and yield their words."""
     lines = [f"{line} {url}" for line in loop.learners]
     logs = [place / f"learner-{i}.log" for i in range(len(lines))]
     again = [place / f"learner-{i}-again.log" for i in range(killed)]
@@ -164,21 +172,21 @@ def _islands(loop: Loop, folder: Path, place: Path, url: str, killed: int) -> It
     ):
         learners = [first, second]
         if not killed:
-            yield from (words_of(ended(one, log)) for one, log in zip(learners, logs, strict=True))
+            yield from (words_of(await_end(one, log)) for one, log in zip(learners, logs, strict=True))
             return
-        asyncio.run(reached(url, loop.run, learners))
+        asyncio.run(wait_for_share(url, loop.run, learners))
         for one in learners[:killed]:
             os.killpg(one.pid, signal.SIGKILL)
             one.wait()
         with at_work(lines[0], folder, again[0]) as first_again:
             if killed == 1:
-                yield from (words_of(ended(*pair)) for pair in ((first_again, again[0]), (second, logs[1])))
+                yield from (words_of(await_end(*pair)) for pair in ((first_again, again[0]), (second, logs[1])))
                 return
             with at_work(lines[1], folder, again[1]) as second_again:
-                yield from (words_of(ended(*pair)) for pair in ((first_again, again[0]), (second_again, again[1])))
+                yield from (words_of(await_end(*pair)) for pair in ((first_again, again[0]), (second_again, again[1])))
 
 
-async def reached(url: str, run: str, learners: list[subprocess.Popen[bytes]]) -> None:
+async def wait_for_share(url: str, run: str, learners: list[subprocess.Popen[bytes]]) -> None:
     """Return when the run has trained `KILL_SHARE` of its tokens."""
     bus = await open_bus(url, run, name="reader")
     deadline_s = time.monotonic() + DEADLINE_S
@@ -214,7 +222,7 @@ async def fates(url: str, run: str) -> tuple[int, float, bool]:
     return trained, sums.get("lost", 0) / fragments, whole
 
 
-def ended(process: subprocess.Popen[bytes], log: Path) -> str:
+def await_end(process: subprocess.Popen[bytes], log: Path) -> str:
     """Return what a process has printed once it has ended well."""
     code = process.wait(DEADLINE_S)
     text = log.read_text(encoding="utf-8", errors="replace")
@@ -261,7 +269,7 @@ def scenes_of(loop: Loop) -> dict[str, SceneOutcome]:
         prepare(loop, folder)
         for scene, killed in SCENES.items():
             print(f"{loop.name}: {scene} …", end=" ", flush=True)
-            found[scene] = played(loop, folder, scene.replace(" ", "-"), killed)
+            found[scene] = play(loop, folder, scene.replace(" ", "-"), killed)
             print(f"{found[scene].took_s:.0f} s", flush=True)
     return found
 
@@ -297,10 +305,10 @@ def figures(loop: Loop, scenes: dict[str, SceneOutcome]) -> Iterator[Figure]:
         "the larger of both islands'",
     )
     for scene in ("one killed", "all killed"):
-        yield from survived(loop, scene, scenes[scene])
+        yield from survival_figures(loop, scene, scenes[scene])
 
 
-def survived(loop: Loop, scene: str, outcome: SceneOutcome) -> Iterator[Figure]:
+def survival_figures(loop: Loop, scene: str, outcome: SceneOutcome) -> Iterator[Figure]:
     """Yield what became of the tokens and of the model in a scene with kills."""
     back = "; ".join(f"{word.steps} steps" for word in outcome.words[: SCENES[scene]])
     how = f"of {outcome.trained} trained; back for {back}"
@@ -308,6 +316,106 @@ def survived(loop: Loop, scene: str, outcome: SceneOutcome) -> Iterator[Figure]:
     yield Figure(f"{loop.name}: {scene}, tokens lost", lost, "tokens", "one fate for each token", exact, how)
     measure, what = float(outcome.words[0].measure), f"in a run of {outcome.took_s:.0f} s"
     yield Figure(f"{loop.name}: {scene}, merged measure", measure, "", "islands agree", outcome.agree, what)
+
+
+MEGABYTES = 64
+TENSORS = 16
+STEPS = 40
+TURNS = 6
+KERAS_ROWS, KERAS_WIDTH, KERAS_BATCH = 16_384, 768, 2048
+PROTOCOL = ProtocolSettings(fragments=4, shards=1)
+
+
+def copies(seed: int) -> list[Figure]:
+    """Return the cost of a step for each kind of array, and of Keras's callback."""
+    configure("console", "error", role="copies")
+    rows = (MEGABYTES << 20) // (4 * 1024 * TENSORS)
+    arrays = [np.zeros((rows, 1024), np.float32) for _ in range(TENSORS)]
+    kinds: dict[str, tuple[Callable[[np.ndarray], Any], bool]] = {
+        "NumPy arrays": (np.copy, False),
+        "read-only NumPy arrays": (lambda array: read_only(array.copy()), False),
+        "JAX arrays": (jnp.asarray, False),
+        "donated JAX arrays": (jnp.asarray, True),
+    }
+    figures = []
+    for kind, (made, donated) in kinds.items():
+        step_ms = 1e3 * step_s([made(array) for array in arrays], donated=donated)
+        how = f"median of {STEPS} steps without a call"
+        figures.append(fact(f"island.step, {MEGABYTES} MiB in {kind}", step_ms, "ms", how))
+    return [*figures, keras_callback(seed)]
+
+
+def step_s(params: list[Any], *, donated: bool) -> float:
+    """Return how long `island.step` takes for these arrays."""
+    home, broker = LoopThread("copies"), MemoryBroker()
+
+    async def bus() -> MemoryBus:
+        return MemoryBus("copies", broker)
+
+    options = JoinOptions(home=home, donated=donated)
+    taken = []
+    with join(bus, run="copies", learner="a", params=params, protocol=PROTOCOL, options=options) as island:
+        for _ in range(STEPS):
+            began_s = time.perf_counter()
+            island.step(params, tokens=1)
+            taken.append(time.perf_counter() - began_s)
+    home.stop()
+    return median(taken)
+
+
+def keras_callback(seed: int) -> Figure:
+    """Return by which share a batch of `fit` takes longer with the callback."""
+    os.environ["KERAS_BACKEND"] = "jax"
+    import keras  # noqa: PLC0415  (reads the environment)
+
+    from atoll.keras import IslandCallback  # noqa: PLC0415
+
+    class EpochClock(keras.callbacks.Callback):  # type: ignore[misc]
+        """Clocks an epoch: without the island Keras does not wait for its batches, only for the last."""
+
+        began_s = took_s = 0.0
+
+        def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+            del epoch, logs
+            self.began_s = time.perf_counter()
+
+        def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+            del epoch, logs
+            self.took_s = time.perf_counter() - self.began_s
+
+    home, broker = LoopThread("keras"), MemoryBroker()
+
+    async def bus() -> MemoryBus:
+        return MemoryBus("keras", broker)
+
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(KERAS_WIDTH, activation="relu", name=f"dense{i}") for i in range(4)]
+    model = keras.Sequential([keras.Input((KERAS_WIDTH,)), *layers])
+    model.compile("adam", "mse")
+    x = np.random.default_rng(seed).normal(size=(KERAS_ROWS, KERAS_WIDTH)).astype(np.float32)
+
+    def batch_s(*more: Any) -> float:  # noqa: ANN401  (Keras has no types)
+        clock = EpochClock()
+        model.fit(x, x, batch_size=KERAS_BATCH, epochs=1, verbose=0, shuffle=False, callbacks=[clock, *more])
+        return clock.took_s * KERAS_BATCH / KERAS_ROWS
+
+    batch_s()
+    bare, inside = [], []
+    shard = home.submit(serve_run(bus, "keras", shard=0))
+    island = IslandCallback(
+        bus, run="keras", learner="a", tokens=KERAS_BATCH, protocol=PROTOCOL, options=JoinOptions(home=home)
+    )
+    for _ in range(TURNS):
+        bare.append(batch_s())
+        inside.append(batch_s(island))
+    shard.cancel()
+    home.stop()
+    ratio = median(inside) / median(bare) - 1.0
+    size = sum(int(np.prod(v.shape)) for v in model.trainable_variables) / 1e6
+    how = (
+        f"batches of {1e3 * median(bare):.0f} ms, {size:.1f} million parameters, {TURNS} epochs of either kind in turns"
+    )
+    return fact("a batch of Keras with the callback over one without, less 1", ratio, "ratio", how)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,9 @@
 """Whether models go to Transformers and come back with the same logits: `make bench-transformers`.
 
-Transformers stands in an environment of its own (`benchmarks/peers/huggingface.txt`), which the first call makes. *In*: it
-writes small random folders of every family, tied and not, in float32 and bfloat16, in one file and in several; Atoll takes
-the dimensions from each `config.json`, reads the tensors and computes logits. *Out*: `atoll sim train` trains a model of
-each family for a moment on the standard library's source, and exports it; `AutoModelForCausalLM.from_pretrained` loads the
-folder as it is.
-
-A figure is the largest difference of a logit over all positions of one sequence, both sides in float32 on a CPU.
+Transformers stands in an environment of its own. *In*: it writes small random folders of every family, tied and not, in float32
+and bfloat16, in one file and in several, and Atoll computes their logits. *Out*: `atoll sim train` trains and exports a model
+of each family, and `AutoModelForCausalLM.from_pretrained` loads the folder as it is. A figure is the largest difference of a
+logit over all positions of one sequence, both sides in float32 on a CPU.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from atoll_learner.export import first_values
 from atoll_learner.model import make_forward
 from atoll_learner.model_settings import model_settings
 from benchmarks.lib.harness import Figure, at_most, run_benchmark
-from benchmarks.lib.peer_environments import HERE, environment
+from benchmarks.lib.runs import HERE, environment
 
 PEER: Final = "huggingface"
 TOLERANCE: Final = 1e-4
@@ -48,9 +45,9 @@ def main(*, seed: int = 0) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         versions = transformers("make", work / "in", WIDTH, seed)
-        figures = [*taken(work / "in", versions), *given(work / "out", versions, seed)]
+        figures = [*compare_imports(work / "in", versions), *compare_exports(work / "out", versions, seed)]
     worst = max(figure.value for figure in figures)
-    figures.append(judged("largest difference of all", worst, versions))
+    figures.append(difference_figure("largest difference of all", worst, versions))
     return figures
 
 
@@ -61,17 +58,17 @@ def transformers(*words: object) -> str:
     return str(json.loads(done.stdout.splitlines()[-1]))
 
 
-def taken(folder: Path, versions: str) -> Iterator[Figure]:
+def compare_imports(folder: Path, versions: str) -> Iterator[Figure]:
     """Yield how far our logits are from theirs, for each of their folders."""
     for case in sorted(path for path in folder.iterdir() if path.is_dir()):
         kept = np.load(f"{case}.npz")
         files = len(list(case.glob("*.safetensors")))
         difference = np.abs(ours(case, kept["tokens"]) - kept["logits"]).max()
         how = f"{versions}; {files} files; logits up to {np.abs(kept['logits']).max():.1f}"
-        yield judged(f"in: {case.name.replace('-', ', ')}", float(difference), how)
+        yield difference_figure(f"in: {case.name.replace('-', ', ')}", float(difference), how)
 
 
-def given(folder: Path, versions: str, seed: int) -> Iterator[Figure]:
+def compare_exports(folder: Path, versions: str, seed: int) -> Iterator[Figure]:
     """Yield how far their logits of our exports are from ours."""
     folder.mkdir()
     for number, (name, settings) in enumerate(TRAINED.items()):
@@ -84,7 +81,7 @@ def given(folder: Path, versions: str, seed: int) -> Iterator[Figure]:
         theirs = np.load(found)
         difference = np.abs(ours(out, np.load(tokens)) - theirs).max()
         how = f"{versions}; after {TOKENS} tokens; logits up to {np.abs(theirs).max():.1f}"
-        yield judged(f"out: {name}", float(difference), how)
+        yield difference_figure(f"out: {name}", float(difference), how)
 
 
 def ours(folder: Path, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
@@ -93,7 +90,7 @@ def ours(folder: Path, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]
     return np.asarray(make_forward(model)(first_values(model, 0, folder), tokens))
 
 
-def judged(name: str, value: float, how: str) -> Figure:
+def difference_figure(name: str, value: float, how: str) -> Figure:
     return at_most(name, value, "of a logit", TOLERANCE, how)
 
 

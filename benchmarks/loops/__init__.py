@@ -1,1 +1,0 @@
-"""The loops people have, as islands: what each costs and survives."""

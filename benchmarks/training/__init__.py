@@ -1,0 +1,1 @@
+"""Training as users meet it: their text, their first model, their loops, their checkpoints."""
