@@ -35,7 +35,7 @@ from atoll.base.buffer_pool import Vector
 from atoll.base.parallel import cores
 from atoll.codec import FORMATS, Encoded
 from atoll.codec.formats.interface import BLOCK, Bytes
-from atoll.merge.norms import slice_norms, validated_norms
+from atoll.merge.fold import slice_norms, validated_norms
 from atoll.merge.outer import Nesterov
 from atoll.merge.robust import CollectedFold, fold_of
 from atoll.model.layout import FragmentSlice

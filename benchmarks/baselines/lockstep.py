@@ -28,9 +28,8 @@ import numpy.typing as npt
 from atoll.base.errors import SettingsError
 from atoll.codec import Encoded, format_of
 from atoll.merge.correction import MomentumReference, correction_of
-from atoll.merge.fold import Corrections, FragmentFold
+from atoll.merge.fold import Corrections, FragmentFold, slice_norms
 from atoll.merge.global_update import averaged_in
-from atoll.merge.norms import slice_norms
 from atoll.merge.outer import MOMENTUM, make_outer
 from atoll.model.layout import plan_layout
 from atoll.model.pytrees import describe, gather

@@ -32,7 +32,7 @@ from atoll.bus.streams import GIB
 from atoll.client.founding import publish_origin
 from atoll.client.membership import claim
 from atoll.codec import Encoded, encode_frame, format_of
-from atoll.merge.norms import slice_norms
+from atoll.merge.fold import slice_norms
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.ledger import Account
 from atoll.protocol.settings import ProtocolSettings

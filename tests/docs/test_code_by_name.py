@@ -56,7 +56,7 @@ OUR_NAMES: Final = {
     "atoll_simulator.what_if.comparison": "fields of `RunFigures`",
     "atoll_simulator.what_if.recording": "fields of `RunFigures`",
     "atoll_simulator.what_if.replay": "fields of `RunFigures`, `codec_up` and `codec_down`",
-    "atoll.codec.segments": "the compressors of a thread",
+    "atoll.codec.frames": "the compressors of a thread",
 }
 """Modules that look attributes up by names which they or their structs write down; nothing outside chooses among them."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import xxhash
 
-from atoll.codec.segments import HEADER
+from atoll.codec.frames import HEADER
 
 DEPTHS = (3, 200, 1100, 20_000)
 NUMBERS = (-1, 0, 1, 2, 255, 1 << 31, 1 << 32, 1 << 40, 1 << 48, 1 << 53, (1 << 53) + 1, 1 << 63, 1 << 64, 1 << 70)

@@ -13,8 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from atoll.base.errors import FrameRejected, PeerMisbehaved
 from atoll.codec import FORMATS, Encoded, decode_frame, encode_frame, pack_arrays, unpack_arrays
-from atoll.merge.fold import FragmentFold
-from atoll.merge.norms import slice_norms
+from atoll.merge.fold import FragmentFold, slice_norms
 from atoll.model.layout import FragmentSlice, TensorSpec, plan_layout
 from atoll.model.pytrees import gather, scatter
 from support.formats import FACTS

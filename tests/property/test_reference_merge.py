@@ -18,8 +18,7 @@ from atoll.base import buffer_pool
 from atoll.base.errors import ProtocolMisuse
 from atoll.codec import FORMATS, Encoded
 from atoll.merge.correction import Heloco, MomentumReference
-from atoll.merge.fold import FragmentFold, Method
-from atoll.merge.norms import slice_norms
+from atoll.merge.fold import FragmentFold, Method, slice_norms
 from atoll.model.layout import FragmentSlice
 
 Vector = npt.NDArray[np.float32]

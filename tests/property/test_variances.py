@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.codec import FORMATS, Encoded, format_of
-from atoll.merge.norms import slice_norms
+from atoll.merge.fold import slice_norms
 from atoll.merge.outer import Nesterov
 from atoll.merge.round_merge import RoundMerge, update_of
 from atoll.merge.values import KEPT_ELEMENTS

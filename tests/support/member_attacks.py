@@ -36,7 +36,7 @@ from atoll.base.quantities import INCARNATION_MAX, PUSH_MAX, STEPS_MAX, TOKEN_FR
 from atoll.bus.interface import Bus
 from atoll.client.membership import claim
 from atoll.codec import FrameEncoder, Framing
-from atoll.codec.segments import COMPRESSED, HEADER
+from atoll.codec.frames import COMPRESSED, HEADER
 from atoll.protocol.data import DataGrant, DataLedger
 from atoll.run.delta_chain import is_inline
 from atoll.run.heads import read_heads

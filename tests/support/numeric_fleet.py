@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from atoll.base.buffer_pool import Vector
 from atoll.codec.encoded import Encoded
-from atoll.merge.norms import l2_norm, slice_norms
+from atoll.merge.fold import l2_norm, slice_norms
 from atoll.merge.outer import State, make_outer
 from atoll.merge.round_merge import RoundMerge, update_of
 from atoll.model.layout import Layout, TensorSpec, plan_layout

@@ -9,10 +9,11 @@ import numpy.typing as npt
 import pytest
 
 from atoll.codec import Encoded
-from atoll.merge.alignment import SAMPLE, Alignment, alignments, sample_of, sampled_runs
+from atoll.merge.robust import NOTED_RUN, NOTED_RUNS, Alignment, alignments, sample_of, spread_runs
 
 Vector = npt.NDArray[np.float32]
 ELEMENTS = 300_000
+SAMPLE = NOTED_RUN * NOTED_RUNS
 
 
 def cosine(a: Vector, b: Vector) -> float:
@@ -65,9 +66,9 @@ def test_a_bad_island_is_told_by_the_others_and_not_by_its_length(lie: str, low:
 
 
 def test_a_small_fragment_is_compared_whole_and_a_large_one_in_runs_of_the_same_places() -> None:
-    assert sampled_runs(0) == []
-    assert sampled_runs(2 * SAMPLE) == [(0, 2 * SAMPLE)]
-    runs = sampled_runs(2 * SAMPLE + 1)
+    assert spread_runs(0, NOTED_RUNS, NOTED_RUN) == []
+    assert spread_runs(2 * SAMPLE, NOTED_RUNS, NOTED_RUN) == [(0, 2 * SAMPLE)]
+    runs = spread_runs(2 * SAMPLE + 1, NOTED_RUNS, NOTED_RUN)
     assert sum(stop - start for start, stop in runs) == SAMPLE
     assert all(before[1] <= after[0] for before, after in pairwise(runs))
     assert runs[-1][1] <= 2 * SAMPLE + 1

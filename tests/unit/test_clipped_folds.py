@@ -8,7 +8,7 @@ import pytest
 
 from atoll.base.buffer_pool import Vector
 from atoll.codec.encoded import Encoded
-from atoll.merge.norms import slice_norms
+from atoll.merge.fold import slice_norms
 from atoll.merge.outer import MOMENTUM
 from atoll.merge.round_merge import RoundMerge
 from atoll.model.layout import FragmentSlice

@@ -19,7 +19,7 @@ from atoll.codec.formats import F32, INT4, Format
 from atoll.codec.kernels import FAST_ELEMENTS, plain_kernels
 from atoll.codec.kernels import background as module
 from atoll.codec.kernels.background import CompiledLater, ProcessEnds, ends_with_the_process
-from atoll.codec.kernels.interface import Kernels
+from atoll.codec.kernels.in_numpy import Kernels
 from support.compilers import DEADLINE_S, await_compilers, compiling
 
 WAITED_S = 0.5

@@ -12,8 +12,7 @@ from atoll.base.errors import SettingsError
 from atoll.codec import Encoded, format_of
 from atoll.codec.kernels.in_numpy import STRETCH
 from atoll.merge.correction import Heloco, MomentumReference, correction_of
-from atoll.merge.fold import FragmentFold, Method, SliceCorrection
-from atoll.merge.norms import slice_norms
+from atoll.merge.fold import FragmentFold, Method, SliceCorrection, slice_norms
 from atoll.model.layout import FragmentSlice
 from atoll.protocol.settings import ProtocolSettings
 

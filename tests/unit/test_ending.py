@@ -16,8 +16,7 @@ import pytest
 
 from atoll.bus.streams import stream_plan
 from atoll.codec import Encoded
-from atoll.merge.fold import FragmentFold
-from atoll.merge.norms import slice_norms
+from atoll.merge.fold import FragmentFold, slice_norms
 from atoll.model.layout import FragmentSlice
 from atoll.protocol import events, invariants
 from atoll.protocol.island import Island

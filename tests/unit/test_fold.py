@@ -12,8 +12,7 @@ import pytest
 from atoll.base.errors import FrameRejected, ProtocolMisuse
 from atoll.codec import Encoded
 from atoll.codec.kernels.in_numpy import STRETCH
-from atoll.merge.fold import FragmentFold, MergeResult, Method
-from atoll.merge.norms import l2_norm, slice_norms, validated_norms
+from atoll.merge.fold import FragmentFold, MergeResult, Method, l2_norm, slice_norms, validated_norms
 from atoll.model.layout import FragmentSlice
 from atoll.protocol.events import PushKey
 from atoll.protocol.round import FragmentRound, Offer, staleness_weight, token_weight

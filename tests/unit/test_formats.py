@@ -20,9 +20,9 @@ from atoll.base.buffer_pool import Vector
 from atoll.base.errors import FrameRejected, ProtocolMisuse, SettingsError
 from atoll.codec import FORMATS, Encoded, check_codecs, format_of
 from atoll.codec.formats.interface import BLOCK, LEVELS_MAX, SCALE_BYTES, STEPS_MAX, Format, loaded, stored
-from atoll.codec.kernels import FAST_ELEMENTS, fast_kernels, in_jax, kernels, plain_kernels
-from atoll.codec.kernels.in_numpy import STRETCH
-from atoll.codec.kernels.interface import COPY, MULTIPLY, Kernels, squares_of_scaled_floats
+from atoll.codec.kernels import FAST_ELEMENTS, fast_kernels, kernels, plain_kernels
+from atoll.codec.kernels.in_numpy import COPY, MULTIPLY, STRETCH, Kernels
+from atoll.codec.on_device import quantised as quantised_on_device
 from atoll.protocol.settings import ProtocolSettings
 from support.formats import FACTS, RETIRED
 
@@ -287,7 +287,7 @@ def test_every_code_stands_for_the_same_in_both_sets(form: Format) -> None:
 
 
 def on_device(form: Format, vector: Vector) -> tuple[Encoded, Vector]:
-    made = in_jax.quantised(form, jnp.asarray(vector), 0, feedback=True)
+    made = quantised_on_device(form, jnp.asarray(vector), 0, feedback=True)
     return made.on_host(form, vector.size), np.asarray(made.residue)
 
 
@@ -408,7 +408,6 @@ def test_a_format_whose_squares_would_overflow_is_refused() -> None:
         with pytest.raises(ProtocolMisuse, match="too many steps"):
             dataclasses.replace(FORMATS["int8"], **steps)  # type: ignore[arg-type]
     dataclasses.replace(FORMATS["int8"], levels=LEVELS_MAX, unit=2.0**-4)
-    dataclasses.replace(FORMATS["int8"], levels=LEVELS_MAX, unit=2.0**-5, whole=False)
 
     assert BLOCK * STEPS_MAX**2 < 2**31 <= BLOCK * (STEPS_MAX + 1) ** 2
 
@@ -420,13 +419,3 @@ def test_codes_of_any_width_are_stored_and_loaded(bits: int) -> None:
     items = stored(form, codes)
     assert items.shape == (3, BLOCK * bits // 8)
     np.testing.assert_array_equal(loaded(form, items), codes)
-
-
-def test_squares_of_scaled_floats_are_the_squares_of_what_arrives() -> None:
-    """A format whose decoded numbers are not whole sums its squares in float64, the same in both sets."""
-    form = FORMATS["int8"]
-    sent = quantised(plain_kernels(form), form, drawn(1000, 5))[0]
-    found = [
-        squares_of_scaled_floats(form, kernels_of(form).over, sent.codes, sent.scales, 130, 990) for kernels_of in BOTH
-    ]
-    assert found[0] == found[1] == pytest.approx(sent.products([(130, 990)])[0], rel=1e-6)

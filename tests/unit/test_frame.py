@@ -26,7 +26,7 @@ from atoll.codec import (
     frame_bytes,
 )
 from atoll.codec.formats.interface import BLOCK
-from atoll.codec.segments import COMPRESSED, HEADER, MAGIC, VERSION
+from atoll.codec.frames import COMPRESSED, HEADER, MAGIC, VERSION
 from atoll.model.layout import FragmentSlice
 from atoll.wire.limits import CHUNK_BYTES
 

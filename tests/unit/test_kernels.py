@@ -17,7 +17,7 @@ from atoll.codec.encoded import Encoded
 from atoll.codec.formats import F32, INT8, int4, int8
 from atoll.codec.formats.interface import BLOCK
 from atoll.codec.kernels import FAST_ELEMENTS, compiled, fast_kernels, plain_kernels
-from atoll.codec.kernels.interface import Kernels
+from atoll.codec.kernels.in_numpy import Kernels
 from atoll.merge.outer import MOMENTUM, Nesterov, compiled_step
 
 

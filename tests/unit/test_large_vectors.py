@@ -20,8 +20,8 @@ from atoll.merge.fold import (
     Corrections,
     FragmentFold,
     SliceCorrection,
+    slice_norms,
 )
-from atoll.merge.norms import slice_norms
 from atoll.merge.outer import Nesterov
 from atoll.model.layout import FragmentSlice
 

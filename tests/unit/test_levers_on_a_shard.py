@@ -12,9 +12,8 @@ from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
 from atoll.codec import Encoded, encode_frame
 from atoll.merge.correction import MomentumReference, correction_of
-from atoll.merge.fold import FragmentFold, Method
+from atoll.merge.fold import FragmentFold, Method, slice_norms
 from atoll.merge.global_update import AVERAGE
-from atoll.merge.norms import slice_norms
 from atoll.merge.outer import MOMENTUM, make_outer
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import Fold, PushKey

@@ -12,8 +12,7 @@ import pytest
 from atoll.base.errors import FrameRejected
 from atoll.codec import Encoded, FrameDecoder, format_of
 from atoll.merge.correction import Heloco, MomentumReference
-from atoll.merge.fold import FragmentFold, PartialMerge
-from atoll.merge.norms import slice_norms
+from atoll.merge.fold import FragmentFold, PartialMerge, slice_norms
 from atoll.merge.partial import PartialShape, RegionShare, is_partial, partial_codec
 from atoll.model.layout import FragmentSlice
 from atoll.protocol.settings import ProtocolSettings

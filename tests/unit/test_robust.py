@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from atoll.base.errors import SettingsError
 from atoll.codec import Encoded, format_of
-from atoll.merge.fold import FragmentFold, MergeResult
-from atoll.merge.norms import slice_norms
+from atoll.merge.fold import FragmentFold, MergeResult, slice_norms
 from atoll.merge.robust import CLIP, RUN, SAMPLE, CollectedFold, capped, fold_of, others_cosines, sampled, shares
 from atoll.model.layout import FragmentSlice
 from atoll.protocol.settings import ProtocolSettings

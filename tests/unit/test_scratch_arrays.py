@@ -18,9 +18,8 @@ from atoll.base import scratch_arrays
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import PeerMisbehaved, StorageFull
 from atoll.codec import ArraysDecoder, Encoded, EncodedFrame, FrameDecoder, PackedArrays, format_of, pack_arrays
-from atoll.merge.fold import FragmentFold
+from atoll.merge.fold import FragmentFold, slice_norms
 from atoll.merge.global_update import GlobalUpdate, UpdatedFragment
-from atoll.merge.norms import slice_norms
 from atoll.merge.outer import make_outer
 from atoll.model.layout import FragmentSlice
 from atoll.protocol.settings import ProtocolSettings

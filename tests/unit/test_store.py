@@ -17,8 +17,8 @@ from atoll.base.errors import BrokerUnavailable, RecordConflict, RunLost, RunWen
 from atoll.base.retry import all_of
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
+from atoll.merge.fold import l2_norm
 from atoll.merge.global_update import GlobalUpdate, UpdatedFragment
-from atoll.merge.norms import l2_norm
 from atoll.merge.outer import State, make_outer
 from atoll.model.layout import Layout, TensorSpec, plan_layout
 from atoll.protocol.events import PushKey

@@ -12,7 +12,7 @@ Contributions that their region has folded already (`regions`) are here as one s
 and with the last one the sum enters.
 
 A fold frees a contribution's memory, so the aggregator notes, for people, how much it counted, its correction and a small
-sample of it (`FoldNote`, `atoll.merge.alignment`). With the merge of the round the samples become cosines. The `round` event
+sample of it (`FoldNote`, `atoll.merge.robust`). With the merge of the round the samples become cosines. The `round` event
 carries them; they decide nothing. A contribution that its region has folded has no note: the shard never sees its direction.
 """
 
@@ -33,11 +33,10 @@ from atoll.base.parallel import off_loop
 from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
 from atoll.codec.encoded import Encoded
-from atoll.merge.alignment import Alignment, alignments, sample_of
 from atoll.merge.correction import MomentumReference, correction_of
-from atoll.merge.fold import Corrections, MergeResult, PartialMerge
-from atoll.merge.norms import validated_norms
+from atoll.merge.fold import Corrections, MergeResult, PartialMerge, validated_norms
 from atoll.merge.outer import State
+from atoll.merge.robust import Alignment, alignments, sample_of
 from atoll.merge.round_merge import RoundMerge
 from atoll.protocol.events import Fold, PushKey
 from atoll.run.delta_chain import FrameReader, is_inline

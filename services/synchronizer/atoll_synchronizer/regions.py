@@ -42,8 +42,7 @@ from atoll.base.errors import (
 from atoll.base.logs import get
 from atoll.base.parallel import off_loop
 from atoll.base.retry import patiently
-from atoll.merge.fold import PartialMerge, SliceLength
-from atoll.merge.norms import are_plausible
+from atoll.merge.fold import PartialMerge, SliceLength, are_plausible
 from atoll.merge.partial import PartialShape, RegionShare, is_partial, partial_codec
 from atoll.protocol.events import ContributionReady, PushKey
 from atoll.protocol.round import token_weight

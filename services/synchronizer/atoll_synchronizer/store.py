@@ -51,8 +51,8 @@ from atoll.base.quantities import RUN_TOKENS_MAX, at_most
 from atoll.base.retry import all_of
 from atoll.bus.interface import Bus
 from atoll.codec import EncodedFrame, PackedArrays
+from atoll.merge.fold import l2_norm
 from atoll.merge.global_update import GlobalUpdate, UpdatedFragment
-from atoll.merge.norms import l2_norm
 from atoll.merge.outer import OuterOptimizer, State
 from atoll.merge.round_merge import update_of
 from atoll.protocol.events import Commit

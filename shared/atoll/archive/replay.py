@@ -30,8 +30,8 @@ from atoll.base.errors import AtollError, CheckpointError, FrameRejected
 from atoll.base.parallel import parts
 from atoll.codec import KEYFRAME, Encoded, FrameDecoder, PackedArrays, StoredFrame, decode_frame
 from atoll.codec.arrays import unpack_arrays
+from atoll.merge.fold import l2_norm, validated_norms
 from atoll.merge.global_update import GlobalUpdate, state_bytes_max
-from atoll.merge.norms import l2_norm, validated_norms
 from atoll.merge.outer import OuterOptimizer, State, make_outer
 from atoll.merge.round_merge import RoundMerge, update_of
 from atoll.protocol.events import Commit, Fold, PushKey, Unfold
@@ -415,7 +415,7 @@ def wrong(fold: RetainedFold, error: AtollError) -> Difference:
 
 
 # A retained round, opened: what each learner's part of it was, and what it would have made without one of them. The parts are
-# exact, because all of each contribution is there; the cosines in the event log are of samples (`atoll.merge.alignment`).
+# exact, because all of each contribution is there; the cosines in the event log are of samples (`atoll.merge.robust`).
 # Without a learner the round is merged anew by the same rules: shares of weight grow for the others, lengths and judgements are
 # taken anew. It tells nothing of later rounds: learners would have gone on from other values.
 

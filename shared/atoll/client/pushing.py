@@ -38,7 +38,7 @@ from atoll.base.errors import AccessDenied, BrokerUnavailable, BusError, Storage
 from atoll.base.identity import Identity, this_process
 from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
-from atoll.codec import Encoded, FrameEncoder, Framing, MeasuredFrame, Read
+from atoll.codec import Encoded, EncodedFrame, FrameEncoder, Framing, Read
 from atoll.protocol.events import Push
 from atoll.protocol.pacing import StepTimes
 from atoll.run.delta_chain import is_inline
@@ -157,7 +157,7 @@ class Pusher:
         try:
             vector, residue = await asyncio.to_thread(make, kept)
             codec, slices = self._run.protocol.of(fragment).codec_up, self._run.layout.slices(fragment)
-            made = MeasuredFrame(codec, vector, slices, compress=fragment not in self._sent_fast)
+            made = EncodedFrame(codec, vector, slices, compress=fragment not in self._sent_fast)
         except BaseException:
             self._keep(fragment, kept)
             raise

@@ -1,7 +1,7 @@
 """How tensors become bytes: formats, self-describing frames, and named arrays for state.
 
 A vector is encoded in one of the `formats`, one file each. An `Encoded` holds a vector as it was sent, measures it and
-folds it in. `frames` cut it into `segments`; each segment travels as one message and is checked by itself. `arrays` are
+folds it in. `frames` cut it into segments; each travels as one message and is checked by itself. `arrays` are
 the state of an outer optimizer. `kernels` hold the loops over vectors, `on_device` the programs that run where the
 parameters are. The codec does not know where its bytes go.
 """
@@ -15,14 +15,13 @@ from atoll.codec.frames import (
     EncodedFrame,
     FrameDecoder,
     FrameEncoder,
-    MeasuredFrame,
+    Framing,
     Read,
     StoredFrame,
     decode_frame,
     encode_frame,
     frame_bytes,
 )
-from atoll.codec.segments import Framing
 
 __all__ = [
     "FORMATS",
@@ -34,7 +33,6 @@ __all__ = [
     "FrameDecoder",
     "FrameEncoder",
     "Framing",
-    "MeasuredFrame",
     "PackedArrays",
     "Read",
     "StoredFrame",

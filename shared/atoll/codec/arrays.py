@@ -97,7 +97,9 @@ class ArraysDecoder:
 
     def _begin(self, piece: Buffer) -> None:
         view = memoryview(piece)
-        length = _header_bytes(view, min(self._size_bytes, len(view)))
+        length = int.from_bytes(view[:8], "little")
+        if len(view) < 8 or length > min(HEADER_BYTES_MAX, min(self._size_bytes, len(view)) - 8):
+            raise PeerMisbehaved("packed arrays with a wrong header", got=length, allowed=HEADER_BYTES_MAX)
         at = 8 + length
         for name, dtype, shape in _entries(bytes(view[8:at])):
             count = math.prod(shape)
@@ -105,7 +107,10 @@ class ArraysDecoder:
                 raise PeerMisbehaved("packed arrays are truncated", got=self._size_bytes)
             flat = scratch_arrays.spare(count, dtype)
             self._places.append((at, flat.view(np.uint8)))
-            self._arrays[name] = _shaped(flat, shape)
+            try:
+                self._arrays[name] = flat.reshape(shape)
+            except (ValueError, OverflowError) as error:  # too many axes, or an empty array with an absurd one
+                raise PeerMisbehaved("packed arrays with an unusable shape", got=str(error)) from error
             at += count * dtype.itemsize
         if at != self._size_bytes:
             raise PeerMisbehaved("packed arrays with bytes left over", got=self._size_bytes, allowed=at)
@@ -125,25 +130,9 @@ def unpack_arrays(data: bytes, bytes_max: int) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of `pack_arrays`, writable copies; raise `PeerMisbehaved` for anything else."""
     if len(data) > bytes_max or len(data) < 8:
         raise PeerMisbehaved("packed arrays of a wrong size", got=len(data), allowed=f"8..{bytes_max} bytes")
-    at = 8 + _header_bytes(memoryview(data), len(data))
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    for name, dtype, shape in _entries(data[8:at]):
-        count = math.prod(shape)
-        if at + count * dtype.itemsize > len(data):
-            raise PeerMisbehaved("packed arrays are truncated", got=len(data), allowed=at + count * dtype.itemsize)
-        arrays[name] = _shaped(np.frombuffer(data, dtype=dtype, count=count, offset=at), shape).copy()
-        at += count * dtype.itemsize
-    if at != len(data):
-        raise PeerMisbehaved("packed arrays with bytes left over", got=len(data), allowed=at)
-    return arrays
-
-
-def _header_bytes(data: memoryview, size_bytes: int) -> int:
-    """Return the length of the header, which must end within the first `size_bytes`."""
-    length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or length > min(HEADER_BYTES_MAX, size_bytes - 8):
-        raise PeerMisbehaved("packed arrays with a wrong header", got=length, allowed=HEADER_BYTES_MAX)
-    return length
+    arriving = ArraysDecoder(len(data))
+    arriving.take(0, data)
+    return arriving.arrays()
 
 
 def _entries(header: bytes) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
@@ -157,13 +146,6 @@ def _entries(header: bytes) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
             raise PeerMisbehaved("packed arrays with an unusable entry", got=str(entry)[:200])
         seen.add(entry.name)
     return [(entry.name, _dtype(entry.dtype), entry.shape) for entry in entries]
-
-
-def _shaped(flat: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    try:
-        return flat.reshape(shape)
-    except (ValueError, OverflowError) as error:  # too many axes, or an empty array with an absurd one
-        raise PeerMisbehaved("packed arrays with an unusable shape", got=str(error)) from error
 
 
 def _dtype(name: str) -> np.dtype[Any]:

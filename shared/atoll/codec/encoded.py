@@ -18,7 +18,7 @@ from atoll.base.parallel import for_each, parts
 from atoll.codec.formats import F32, Format
 from atoll.codec.formats.interface import BLOCK, NO_SCALES, SCALE_BYTES, Bytes, Halves, Lanes, blocks
 from atoll.codec.kernels import kernels
-from atoll.codec.kernels.interface import BEND, BLEND, COPY, MULTIPLY
+from atoll.codec.kernels.in_numpy import BEND, BLEND, COPY, MULTIPLY
 
 _NONE = np.empty(0, dtype=np.float32)
 
@@ -82,12 +82,8 @@ class Encoded(msgspec.Struct, frozen=True, eq=False):
     def expanded(self) -> Vector:
         """Return the numbers."""
         out = buffer_pool.empty(self.elements)
-        self.expand_into(out)
-        return out
-
-    def expand_into(self, out: Vector) -> None:
-        """Write the numbers to `out`, which has our length."""
         for_each(lambda part: self.copy(out, *part), parts(0, self.elements), self.elements)
+        return out
 
     def copy(self, out: Vector, start: int, stop: int) -> None:
         """Write elements `start` to `stop` to their places in `out`, which has our length."""

@@ -1,40 +1,192 @@
-"""A vector on its way out, and one on its way in: frames, segment by segment (`atoll.codec.segments`).
+"""Vectors as frames: on their way out and in, segment by segment.
 
-`FrameEncoder` encodes a segment when it is due, so a large vector is never encoded as a whole in memory. `FrameDecoder`
-checks a segment when it comes, puts its codes in their place and measures them while they are in the cache. Both
-measure *what was sent*, after rounding, in the same pieces and the same order: the norms that a sender claims are those
-that its reader finds, to the last bit. An arrived vector stays encoded (`Encoded`) until it is folded in, and
-everything in it is finite.
+A frame is segments: each travels as one message, describes itself, and is checked and opened on its own.
 
-A reader says how many elements it expects and in which codec. It allocates what an honest frame needs, before it reads
-any.
+    offset  bytes  field
+    0       4      magic "ATOL"
+    4       1      version, 2
+    5       1      format
+    6       1      flags: 1 = payload is zstd-compressed
+    7       1      zero
+    8       8      elements of the whole vector
+    16      8      first element of this segment
+    24      4      elements of this segment
+    28      4      payload bytes as sent
+    32      8      xxh3-64 of the payload as sent
+    40             payload: scales, then codes (`atoll.codec.formats`)
+
+The number of elements and the codec alone determine where segments begin and end (`Framing`): each takes as many whole blocks
+as fill a message. So a reader knows all segments and their sizes before the first byte, allocates once, and refuses everything
+else. Segments may arrive in any order, be read again, and be used before the others are there. Every refusal is a
+`FrameRejected` with a stable reason word.
+
+Sender and reader measure *what was sent*, after rounding, in the same pieces and the same order: the norms that a sender claims
+are those that its reader finds, to the last bit. An arrived vector stays encoded (`Encoded`) until it is folded in.
 """
 
 from __future__ import annotations
 
 import math
+import struct
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+import xxhash
+import zstandard
 
 from atoll.base import scratch_arrays
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import FrameRejected
 from atoll.codec.encoded import Encoded
-from atoll.codec.formats import F32
-from atoll.codec.segments import Framing, cut_frame, is_compressed, seal, unseal
+from atoll.codec.formats import F32, Format, format_of
+from atoll.codec.formats.interface import BLOCK
 from atoll.model.layout import FragmentSlice
 from atoll.wire.blobs import Portion
-from atoll.wire.limits import Buffer
+from atoll.wire.limits import CHUNK_BYTES, Buffer
 
+MAGIC = b"ATOL"
+VERSION = 2
+COMPRESSED = 1
+HEADER = struct.Struct("<4sBBBBQQIIQ")
 Read = Callable[[int, int], Vector]
 """Returns elements `start` to `stop` of a vector, flat float32."""
 
 
-class _Measured:
-    """A frame whose segments are measured in any order: the L2 norms of its vector's slices, or of all of it."""
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """The cut of a vector of so many elements into segments. Raises `SettingsError` for an unknown codec."""
 
+    elements: int
+    codec: str
+
+    format: Format = field(init=False, repr=False, compare=False)
+    width: int = field(init=False, repr=False, compare=False)
+    """Elements of every segment but the last."""
+    segments: int = field(init=False, repr=False, compare=False)
+    """Their number; an empty vector has one, which is empty."""
+    size_bytes: int = field(init=False, repr=False, compare=False)
+    """The length of all segments, uncompressed; none of their frames is longer."""
+
+    def __post_init__(self) -> None:
+        form = format_of(self.codec)
+        width = (CHUNK_BYTES - HEADER.size) // form.size(BLOCK) * BLOCK
+        segments = max(1, -(-self.elements // width))
+        object.__setattr__(self, "format", form)
+        object.__setattr__(self, "width", width)
+        object.__setattr__(self, "segments", segments)
+        object.__setattr__(self, "size_bytes", HEADER.size * segments + form.size(self.elements))
+
+    def bounds(self, number: int) -> tuple[int, int]:
+        """Return the first element of a segment, and the first of the next one."""
+        start = number * self.width
+        return start, min(start + self.width, self.elements)
+
+
+def seal(framing: Framing, number: int, segment: Encoded, *, compress: bool = True) -> bytearray:
+    """Return a segment of encoded elements, compressed if that is wanted and makes it shorter."""
+    form = framing.format
+    start, stop = framing.bounds(number)
+    size, flags = form.size(stop - start), 0
+    data = bytearray(HEADER.size + size)
+    payload = memoryview(data)[HEADER.size :]
+    segment.pack_into(np.frombuffer(payload, dtype=np.uint8))
+    if compress and form.zstd_level is not None:
+        shorter = _compressor(form.zstd_level).compress(payload)
+        if len(shorter) < size:
+            payload.release()
+            del data[HEADER.size + len(shorter) :]
+            data[HEADER.size :] = shorter
+            payload, flags = memoryview(data)[HEADER.size :], COMPRESSED
+    digest = xxhash.xxh3_64_intdigest(payload)
+    head = (MAGIC, VERSION, form.number, flags, 0, framing.elements, start, stop - start, len(payload), digest)
+    HEADER.pack_into(data, 0, *head)
+    return data
+
+
+def is_compressed(data: Buffer) -> bool:
+    """Return whether a segment that `unseal` takes was compressed."""
+    return bool(HEADER.unpack_from(data)[3] & COMPRESSED)
+
+
+def unseal(framing: Framing, number: int, data: Buffer) -> memoryview:
+    """Return the payload of a segment, decompressed: exactly as long as its elements need.
+
+    Raises:
+        FrameRejected: `truncated`, `foreign`, `version`, `codec`, `size`, `checksum` or `compression`.
+    """
+    view = memoryview(data)
+    if len(view) < HEADER.size:
+        raise FrameRejected("truncated", "a segment is shorter than its header", got=len(view), allowed=HEADER.size)
+    magic, version, kind, flags, zero, elements, start, count, length, digest = HEADER.unpack_from(view)
+    if magic != MAGIC:
+        raise FrameRejected("foreign", "not a segment of a frame", got=bytes(magic))
+    if version != VERSION or zero or flags & ~COMPRESSED:
+        raise FrameRejected("version", "a segment of another version", got=(version, flags), allowed=VERSION)
+    if kind != framing.format.number:
+        raise FrameRejected("codec", "a segment in another format", got=kind, allowed=framing.codec)
+    payload = view[HEADER.size :]
+    first, last = framing.bounds(number)
+    if (elements, start, count, length) != (framing.elements, first, last - first, len(payload)):
+        allowed = (framing.elements, first, last - first, len(payload))
+        raise FrameRejected(
+            "size", "a segment says another place or size", got=(elements, start, count, length), allowed=allowed
+        )
+    if xxhash.xxh3_64_intdigest(payload) != digest:
+        raise FrameRejected("checksum", "a segment's payload is damaged")
+    size = framing.format.size(count)
+    if flags & COMPRESSED:
+        payload = _decompressed(payload, size)
+    if len(payload) != size:
+        raise FrameRejected("size", "a payload has the wrong length", got=len(payload), allowed=size)
+    return payload
+
+
+def cut_frame(data: Buffer) -> list[memoryview]:
+    """Return the segments of a frame in one piece, cut by their headers.
+
+    Raises:
+        FrameRejected: `truncated`.
+    """
+    view, at = memoryview(data), 0
+    segments: list[memoryview] = []
+    while at < len(view) or not segments:
+        if len(view) - at < HEADER.size:
+            got = len(view) - at
+            raise FrameRejected("truncated", "a segment is shorter than its header", got=got, allowed=HEADER.size)
+        size = HEADER.size + HEADER.unpack_from(view, at)[8]
+        segments.append(view[at : at + size])
+        at += size
+    return segments
+
+
+def _decompressed(payload: memoryview, size: int) -> memoryview:
+    # Refused before anything larger than `size` is allocated.
+    try:
+        declared = zstandard.frame_content_size(payload)
+        if declared != size:
+            raise FrameRejected("compression", "a compressed payload of another size", got=declared, allowed=size)
+        plain = zstandard.ZstdDecompressor().decompress(payload, max_output_size=size, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise FrameRejected("compression", "a payload cannot be decompressed", got=str(error)) from error
+    return memoryview(plain)
+
+
+_compressors = threading.local()
+
+
+def _compressor(level: int) -> zstandard.ZstdCompressor:
+    # One per thread: making one costs more than a small segment, and threads cannot share one.
+    kept: dict[int, zstandard.ZstdCompressor] = vars(_compressors).setdefault("by_level", {})
+    if level not in kept:
+        kept[level] = zstandard.ZstdCompressor(level=level)
+    return kept[level]
+
+
+class _Measured:
+    # Segments are measured in any order: the L2 norms of the vector's slices, or of all of it.
     def __init__(self, framing: Framing, slices: Sequence[FragmentSlice]) -> None:
         self.framing = framing
         self._bounds = [tensor_slice.bounds for tensor_slice in slices] or [(0, framing.elements)]
@@ -71,9 +223,10 @@ class _Measured:
 
 
 class FrameEncoder(_Measured):
-    """A frame to be sent: the pieces of a blob. `slices` are to be measured on the way.
+    """A frame to be sent, the pieces of a blob: a segment is encoded when it is due. `slices` are measured on the way.
 
-    If a `residue` is given, a vector of the same length, it receives what rounding takes. `compress`: see `seal`.
+    Several threads may call `read` several times for the same elements. A `residue`, a vector of the same length, receives what
+    rounding takes. `compress`: see `seal`.
     """
 
     def __init__(
@@ -85,7 +238,6 @@ class FrameEncoder(_Measured):
         *,
         compress: bool = True,
     ) -> None:
-        """Read a vector through `read`, which several threads may call several times for the same elements."""
         super().__init__(framing, slices)
         self._read = read
         self._residue = residue
@@ -107,59 +259,34 @@ class FrameEncoder(_Measured):
         return seal(self.framing, number, segment, compress=self._compress)
 
 
-class EncodedFrame:
-    """A vector that is encoded already, as the pieces of a blob. `compress`: see `seal`."""
+class EncodedFrame(_Measured):
+    """A vector that is encoded already, as the pieces of a blob, measured on its way out where `slices` are given.
 
-    def __init__(self, codec: str, vector: Encoded, *, compress: bool = True) -> None:
-        """Keep the codes, which must not change while they are sent."""
-        self.framing = Framing(vector.elements, codec)
-        self._vector = vector
-        self._compress = compress
-
-    @property
-    def size_bytes_max(self) -> int:
-        """Return the length of all segments, if none can be compressed."""
-        return self.framing.size_bytes
-
-    def __len__(self) -> int:
-        return self.framing.segments
-
-    def piece(self, number: int) -> bytearray:
-        """Return a segment."""
-        part = self._vector.stretch(*self.framing.bounds(number))
-        data = seal(self.framing, number, part, compress=self._compress)
-        scratch_arrays.release_pages(part.codes)
-        return data
-
-
-class MeasuredFrame(_Measured):
-    """A vector that is encoded already, measured on its way out as `FrameEncoder` does; `slices` are to be measured.
-
-    `compress`: see `seal`.
+    The codes must not change while they are sent. `compress`: see `seal`.
     """
 
     def __init__(
-        self, codec: str, vector: Encoded, slices: Sequence[FragmentSlice] = (), *, compress: bool = True
+        self, codec: str, vector: Encoded, slices: Sequence[FragmentSlice] | None = None, *, compress: bool = True
     ) -> None:
-        """Keep the codes, which must not change while they are sent."""
-        super().__init__(Framing(vector.elements, codec), slices)
+        super().__init__(Framing(vector.elements, codec), slices or ())
+        self._is_measured = slices is not None
         self._vector = vector
         self._compress = compress
 
     def piece(self, number: int) -> bytearray:
-        """Return a segment; raise `FrameRejected` `not_finite` unless all of it is."""
+        """Return a segment; raise `FrameRejected` `not_finite` unless all of it is, where it is measured."""
         part = self._vector.stretch(*self.framing.bounds(number))
-        self._measure(number, part)
+        if self._is_measured:
+            self._measure(number, part)
         data = seal(self.framing, number, part, compress=self._compress)
         scratch_arrays.release_pages(part.codes)
         return data
 
 
 class StoredFrame:
-    """A frame stored in one piece, as the pieces of a blob; raises `FrameRejected` `truncated`."""
+    """A frame stored in one piece, which must not change, as the pieces of a blob; raises `FrameRejected` `truncated`."""
 
     def __init__(self, data: Buffer) -> None:
-        """Keep the frame, which must not change while it is sent."""
         self._segments = cut_frame(data)
         self.size_bytes_max = len(data)
 
@@ -172,7 +299,7 @@ class StoredFrame:
 
 
 class FrameDecoder(_Measured):
-    """A frame on its way in: `elements` numbers in `codec`. `slices` are to be measured on the way."""
+    """A frame on its way in: `elements` numbers in `codec`. `slices` are measured while segments are in the cache."""
 
     def __init__(self, elements: int, codec: str, slices: Sequence[FragmentSlice] = ()) -> None:
         super().__init__(Framing(elements, codec), slices)

@@ -33,8 +33,7 @@ import numpy as np
 
 from atoll.base.buffer_pool import Vector
 from atoll.codec.encoded import Encoded
-from atoll.merge.fold import NORM_MIN, Corrections, SliceCorrection
-from atoll.merge.norms import slice_norms
+from atoll.merge.fold import NORM_MIN, Corrections, SliceCorrection, slice_norms
 from atoll.model.layout import FragmentSlice
 from atoll.protocol.settings import ProtocolSettings
 

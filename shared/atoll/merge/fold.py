@@ -28,23 +28,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
 from atoll.base import buffer_pool
 from atoll.base.buffer_pool import Vector
-from atoll.base.errors import ProtocolMisuse
+from atoll.base.errors import FrameRejected, ProtocolMisuse
 from atoll.base.parallel import for_each, parts
 from atoll.codec.encoded import Encoded
 from atoll.codec.formats import F32
 from atoll.codec.formats.interface import blocks
-from atoll.merge.norms import slice_norms
 from atoll.merge.outer import State
 from atoll.model.layout import FragmentSlice
 
 Method = Literal["mean", "rda"]
 
+CLAIM_TOLERANCE: Final = 1e-3
 ROUNDING = 2.0**-23
 NORM_MIN = 1e-20
 # If directions cancel, there is no direction to keep. They cancel if their mean is shorter than the rounding of the M
@@ -54,6 +54,45 @@ NORM_MIN = 1e-20
 # keeps the mean of values, and uses it then. A slice shorter than 1e-20 counts as zero: float32 could not hold the
 # inverse of its norm.
 SMALL = 128
+
+
+def slice_norms(slices: Sequence[FragmentSlice], pseudo_gradient: Encoded) -> list[float]:
+    """Return the L2 norm of each slice, accumulated in float64."""
+    bounds = [tensor_slice.bounds for tensor_slice in slices]
+    return [math.sqrt(squares) for squares in pseudo_gradient.products(bounds)]
+
+
+def validated_norms(
+    norms: Sequence[float], slices: Sequence[FragmentSlice], norms_claimed: Sequence[float], norm_max: float
+) -> list[float]:
+    """Return the computed norms per slice of a finite pseudo-gradient, if they match the claims and are not absurd.
+
+    A norm is a claim that RDA would divide by, so the shard computes it again and uses its own result. Senders claim
+    the norms of what they send, after its rounding, so the tolerance is small.
+
+    Raises:
+        FrameRejected: `norm_claim` or `norm_bound`.
+    """
+    if len(norms_claimed) != len(norms):
+        raise FrameRejected("norm_claim", "norms for another layout", got=len(norms_claimed), allowed=len(norms))
+    for tensor_slice, norm, claimed in zip(slices, norms, norms_claimed, strict=True):
+        if not abs(norm - claimed) <= CLAIM_TOLERANCE * norm + 1e-6:
+            raise FrameRejected(
+                "norm_claim", f"{tensor_slice.tensor_name} is not as long as claimed", got=claimed, allowed=norm
+            )
+        if norm > norm_max:
+            raise FrameRejected("norm_bound", f"{tensor_slice.tensor_name} is too long", got=norm, allowed=norm_max)
+    return list(norms)
+
+
+def are_plausible(norms_claimed: Sequence[float], slices: Sequence[FragmentSlice], norm_max: float) -> bool:
+    """Return whether claims can be those of a pseudo-gradient that is used: one per slice, finite, none too long."""
+    return len(norms_claimed) == len(slices) and all(0.0 <= norm <= norm_max for norm in norms_claimed)
+
+
+def l2_norm(vector: Vector) -> float:
+    """Return the L2 norm of a float32 vector, accumulated in float64: no overflow, no large temporary."""
+    return math.sqrt(*Encoded.exact(vector).products([(0, vector.size)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +149,8 @@ class Corrections:
     @classmethod
     def clipped(cls, corrections: Corrections | None, norms: Sequence[float], scale: float) -> Corrections:
         """Return the corrections of a pseudo-gradient with these norms per slice that is shortened by `scale` after them."""
-        by_slice = [None] * len(norms) if corrections is None else corrections.by_slice
-        whole = [each or SliceCorrection(1.0, 0.0, norm) for each, norm in zip(by_slice, norms, strict=True)]
-        return cls(None if corrections is None else corrections.momentum, [each.times(scale) for each in whole])
+        momentum = None if corrections is None else corrections.momentum
+        return cls(momentum, _shortened(corrections, norms, [scale] * len(norms)))
 
 
 class SliceLength(NamedTuple):
@@ -208,7 +246,7 @@ class FragmentFold:
         # With judgements, what a contribution outweighs may still be all that is heard in a slice.
         anew = weight / self.weight_sum == 1.0 if judgement is None else weight == self.weight_sum
         momentum = None if corrections is None else corrections.momentum
-        by_slice = _corrections_of(corrections, norms, judgement)
+        by_slice = _shortened(corrections, norms, [1.0] * len(norms) if judgement is None else judgement.clips)
         steps: list[AccumulateStep | None] = []
         for number, correction in enumerate(by_slice):
             if judgement is not None and not judgement.heard[number]:
@@ -351,16 +389,14 @@ class AccumulateEntry:
     anew: bool
 
 
-def _corrections_of(
-    corrections: Corrections | None, norms: Sequence[float], judgement: Judgement | None
-) -> Sequence[SliceCorrection | None]:
-    """Return the correction of each slice of a contribution with these norms, shortened as it was judged."""
+def _shortened(
+    corrections: Corrections | None, norms: Sequence[float], clips: Sequence[float]
+) -> list[SliceCorrection | None]:
+    """Return the correction of each slice of a contribution with these norms, with its clip after it."""
     by_slice: Sequence[SliceCorrection | None] = [None] * len(norms) if corrections is None else corrections.by_slice
-    if judgement is None:
-        return by_slice
     return [
         each if clip == 1.0 else (each or SliceCorrection(1.0, 0.0, norm)).times(clip)
-        for each, norm, clip in zip(by_slice, norms, judgement.clips, strict=True)
+        for each, norm, clip in zip(by_slice, norms, clips, strict=True)
     ]
 
 

@@ -37,7 +37,7 @@ from atoll.base import scratch_arrays
 from atoll.base.buffer_pool import Vector
 from atoll.base.parallel import for_each, parts
 from atoll.codec import KEYFRAME, Encoded, format_of
-from atoll.merge.outer import NO_CARRY, DerivableOuter, ElementwiseOuter, OuterOptimizer, State, derivable
+from atoll.merge.outer import NO_CARRY, Nesterov, OuterOptimizer, State, derivable
 from atoll.protocol.settings import ProtocolSettings
 
 CARRY: Final = "carry"
@@ -104,11 +104,10 @@ class GlobalUpdate:
 
     def __init__(self, outer: OuterOptimizer, settings: ProtocolSettings) -> None:
         self._outer = outer
-        self._elementwise = outer if isinstance(outer, ElementwiseOuter) else None
-        self._derivable = outer if isinstance(outer, DerivableOuter) and derivable(settings) else None
+        self._native = outer if isinstance(outer, Nesterov) else None
         self._downlink = DownlinkQuantiser(settings.codec_down)
         self._average_versions = settings.average_versions
-        self.derived = self._derivable is not None
+        self.derived = self._native is not None and derivable(settings)
 
     def init(self, values: Vector) -> State:
         """Return the state of version 0 with these values, flat float32."""
@@ -125,26 +124,26 @@ class GlobalUpdate:
 
     def derive(self, state: State, before: Vector, after: Vector) -> None:
         """Move `state` on from the version with values `before` to that with values `after`; any stretch of a fragment."""
-        if self._derivable is not None:
-            self._derivable.derive(state, before, after, state)
+        if self._native is not None and self.derived:
+            self._native.derive(state, before, after, state)
 
     def step(self, values: Vector, pseudo_gradient: Vector, state: State) -> UpdatedFragment:
         """Return values and state of a version, from those of the version before it and a merged pseudo-gradient.
 
         It works part by part, so that a part is in a cache while it is stepped and rounded, and arrays in scratch files
-        need not be in memory. Only an optimizer that is not elementwise sees a fragment as a whole.
+        need not be in memory. Only an optimizer that is not our own sees a fragment as a whole.
         """
         mine = {name: array for name, array in state.items() if name not in _AVERAGES}
         delta = None if self._downlink.exact else Encoded.blank(self._downlink.format, values.size)
-        if self._elementwise is None:
+        if self._native is None:
             following, kept = self._step_whole(values, pseudo_gradient, mine, delta)
         else:
-            following, kept = self._step_parts(self._elementwise, values, pseudo_gradient, mine, delta)
+            following, kept = self._step_parts(self._native, values, pseudo_gradient, mine, delta)
         averages: State = self._averaged(state, following) if self._average_versions else {}
         return UpdatedFragment(following, kept | averages, delta)
 
     def _step_parts(
-        self, outer: ElementwiseOuter, values: Vector, pseudo_gradient: Vector, state: State, delta: Encoded | None
+        self, outer: Nesterov, values: Vector, pseudo_gradient: Vector, state: State, delta: Encoded | None
     ) -> tuple[Vector, State]:
         following = scratch_arrays.spare(values.size, np.float32)
         kept = {name: scratch_arrays.spare(values.size, array.dtype) for name, array in state.items()}
@@ -157,8 +156,8 @@ class GlobalUpdate:
             outer.step(former, carry, pseudo_gradient[now], ours, target, newer)
             if delta is not None:
                 self._downlink.settle(former, target, delta.stretch(*part), newer[CARRY])
-            if self._derivable is not None:
-                self._derivable.derive(ours, former, target, newer)
+            if self.derived:
+                outer.derive(ours, former, target, newer)
             scratch_arrays.release_pages(former, target, *ours.values(), *newer.values())
 
         for_each(take, parts(0, values.size), values.size)

@@ -16,9 +16,6 @@ so whoever follows the values need not be sent the momentum (`Nesterov.derive`).
 state; with eta = 1 as well, the new global value is the weighted average of the learners' values. Large vectors take compiled
 loops, which give the same bits. Optax transformations can replace it; only then does a shard need JAX.
 
-**Another optimizer** is a pure pair (`OuterOptimizer`). One whose numbers each depend only on those at their index is an
-`ElementwiseOuter`: it steps any stretch of a fragment in place. Its name stands in `atoll.protocol.settings.OUTERS`.
-
 **Data names no code.** A run record, and so an archive, names an optimizer of a fixed list
 (`atoll.protocol.settings.OUTERS`). Any other name, `module:attribute`, is imported only where the process's own settings name
 the same: who founded a run, or edited an archive, chooses nothing that runs elsewhere.
@@ -29,6 +26,7 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -67,23 +65,21 @@ class OuterOptimizer(ABC):
         """Return the next values and the next state."""
 
 
-class ElementwiseOuter(OuterOptimizer):
-    """An optimizer each of whose numbers depends only on those at its index, so any stretch of a fragment can be stepped."""
+class Nesterov(OuterOptimizer):
+    """SGD with Nesterov momentum; equal to `optax.sgd(lr, momentum, nesterov=True)` on `pseudo-gradient`.
 
-    @abstractmethod
-    def step(
-        self,
-        params: Vector,
-        carry: Halves,
-        pseudo_gradient: Vector,
-        state: State,
-        following: Vector,
-        kept: State,
-    ) -> None:
-        """Take one step from `params` plus `carry` (bits of bfloat16, may be empty); write to `following` and `kept`.
+    Each number depends only on those at its index, so any stretch of a fragment can be stepped.
+    """
 
-        `state` may hold arrays of others, which are passed over.
-        """
+    def __init__(self, lr: float, momentum: float) -> None:
+        self.lr = np.float32(lr)
+        self.momentum = np.float32(momentum)
+        self._per_lr = np.float32(1.0 / lr)
+        self._share = np.float32(1.0 / (1.0 + momentum))
+
+    def init(self, params: Vector) -> State:
+        """Return zero momentum, or nothing when there is none."""
+        return {MOMENTUM: scratch_arrays.zeros(params.size, np.float32)} if self.momentum else {}
 
     def update(self, params: Vector, pseudo_gradient: Vector, state: State) -> tuple[Vector, State]:
         """Take one step, part by part."""
@@ -98,31 +94,6 @@ class ElementwiseOuter(OuterOptimizer):
         for_each(take, parts(0, params.size), params.size)
         return values, kept
 
-
-class DerivableOuter(ElementwiseOuter):
-    """An optimizer whose state follows from the values of versions."""
-
-    @abstractmethod
-    def derive(self, state: State, before: Vector, after: Vector, kept: State) -> None:
-        """Write to `kept` the state of the version with values `after`, from that of the version with values `before`.
-
-        `kept` may be `state` itself.
-        """
-
-
-class Nesterov(DerivableOuter):
-    """SGD with Nesterov momentum; equal to `optax.sgd(lr, momentum, nesterov=True)` on `pseudo-gradient`."""
-
-    def __init__(self, lr: float, momentum: float) -> None:
-        self.lr = np.float32(lr)
-        self.momentum = np.float32(momentum)
-        self._per_lr = np.float32(1.0 / lr)
-        self._share = np.float32(1.0 / (1.0 + momentum))
-
-    def init(self, params: Vector) -> State:
-        """Return zero momentum, or nothing when there is none."""
-        return {MOMENTUM: scratch_arrays.zeros(params.size, np.float32)} if self.momentum else {}
-
     def step(
         self,
         params: Vector,
@@ -132,7 +103,13 @@ class Nesterov(DerivableOuter):
         following: Vector,
         kept: State,
     ) -> None:
-        """Take one step; raise `ProtocolMisuse` for vectors that do not belong together."""
+        """Take one step from `params` plus `carry` (bits of bfloat16, may be empty); write to `following` and `kept`.
+
+        `state` may hold arrays of others, which are passed over.
+
+        Raises:
+            ProtocolMisuse: vectors that do not belong together.
+        """
         former, newer = (arrays.get(MOMENTUM, _NO_MOMENTUM) for arrays in (state, kept))
         vectors = [params, pseudo_gradient, following, *([former, newer] if self.momentum else [])]
         alike = all(vector.shape == (params.size,) and vector.dtype == np.float32 for vector in vectors)
@@ -151,7 +128,7 @@ class Nesterov(DerivableOuter):
         np.subtract(unrounded, self.lr * step, out=following)
 
     def derive(self, state: State, before: Vector, after: Vector, kept: State) -> None:
-        """Write the momentum of the later version to `kept`, if there is one."""
+        """Write to `kept`, which may be `state`, the momentum of the version with values `after`, from that with `before`."""
         if MOMENTUM not in state:
             return
         momentum, newer = state[MOMENTUM], kept[MOMENTUM]
@@ -264,38 +241,6 @@ def _not_a_factory(spec: str) -> SettingsError:
 # memory is read and written once. No multiplication is fused with an addition, so the bits are those of `Nesterov`.
 
 
-def _compiled_step() -> Callable[..., None] | None:
-    try:
-        from numba import types  # noqa: PLC0415  (loaded when there is much to step)
-
-        from atoll.codec.kernels.compiled import F32_IN, F32_OUT, U16_IN, compiled  # noqa: PLC0415
-    except ImportError:
-        return None
-    signature = types.void(F32_IN, U16_IN, F32_IN, F32_IN, types.float32, types.float32, F32_OUT, F32_OUT)
-    return compiled(signature)(_step)
-
-
-def _compiled_derive() -> Callable[..., None] | None:
-    try:
-        from numba import types  # noqa: PLC0415  (loaded when there is much to derive)
-
-        from atoll.codec.kernels.compiled import F32_IN, F32_OUT, compiled  # noqa: PLC0415
-    except ImportError:
-        return None
-    signature = types.void(F32_IN, F32_IN, F32_IN, types.float32, types.float32, types.float32, F32_OUT)
-    return compiled(signature)(_derive)
-
-
-compiled_step = CompiledLater("nesterov", _compiled_step)
-compiled_derive = CompiledLater("nesterov_derive", _compiled_derive)
-
-
-def compile_steps() -> None:
-    """Compile the loops of our own outer optimizer, or load them; wait for it."""
-    compiled_step.now()
-    compiled_derive.now()
-
-
 def _step(
     values: Vector,
     carry: Halves,
@@ -331,3 +276,26 @@ def _derive(
 ) -> None:
     for i in range(momentum.size):
         kept[i] = (mu * momentum[i] + (before[i] - after[i]) * per_lr) * share
+
+
+def _compiled(loop: Callable[..., None], *arguments: str) -> Callable[..., None] | None:
+    try:
+        from numba import types  # noqa: PLC0415  (loaded when there is much to step)
+
+        from atoll.codec.kernels import compiled  # noqa: PLC0415
+    except ImportError:
+        return None
+    signature = types.void(*(getattr(compiled, name) for name in arguments))
+    return compiled.compiled(signature)(loop)
+
+
+_STEP_ARGUMENTS = ("F32_IN", "U16_IN", "F32_IN", "F32_IN", "F32", "F32", "F32_OUT", "F32_OUT")
+compiled_step = CompiledLater("nesterov", partial(_compiled, _step, *_STEP_ARGUMENTS))
+_DERIVE_ARGUMENTS = ("F32_IN", "F32_IN", "F32_IN", "F32", "F32", "F32", "F32_OUT")
+compiled_derive = CompiledLater("nesterov_derive", partial(_compiled, _derive, *_DERIVE_ARGUMENTS))
+
+
+def compile_steps() -> None:
+    """Compile the loops of our own outer optimizer, or load them; wait for it."""
+    compiled_step.now()
+    compiled_derive.now()

@@ -19,6 +19,16 @@ than half agree, there is no majority to believe, and all are heard.
 
 A learner has one vote, whatever it claims to weigh and however many of its contributions are in the round: late ones may be in
 it beside the one in time. A majority needs three: in a round of one or two learners nobody is judged.
+
+**Alignment** (`alignments`) is noted, whatever the rules, and decides nothing. A machine that computes wrongly, or on damaged
+data, sends pseudo-gradients that are finite and as long as the others'; their direction gives it away. For contributions v_m
+and the merged pseudo-gradient u a shard notes
+
+.. math::  merged_m = \cos(v_m, u), \qquad others_m = \cos(v_m, \sum_{k \ne m} \varphi(v_k))
+
+A contribution is part of u, so noise alone reaches a `merged` of about 1 / sqrt(M) in a round of M. `others` leaves it out:
+noise is near 0 there, a flipped sign is negative. In a round of two both have the same `others`, so only three or more learners
+tell which one is wrong. Both are estimated on `NOTED_RUNS` runs of a fragment, whatever its size, to about 0.016.
 """
 
 from __future__ import annotations
@@ -33,6 +43,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.errors import ProtocolMisuse
 from atoll.codec.encoded import Encoded
 from atoll.merge.fold import NORM_MIN, Corrections, FragmentFold, Judgement, MergeResult
@@ -45,6 +56,10 @@ RUN: Final = 1 << 12
 SAMPLE: Final = 1 << 15
 """The least number of elements of a large slice that are compared."""
 SAMPLE_SHARE: Final = 256
+NOTED_RUN: Final = 512
+NOTED_RUNS: Final = 8
+COMPARED_MAX: Final = 128
+"""Contributions of a round whose alignment with each other is noted: their number counts squared."""
 
 ROUNDING: Final = 1e-12
 FLAT: Final = 1e-12
@@ -229,9 +244,55 @@ def sampled(size: int, offset: int) -> list[tuple[int, int]]:
     The `offset` follows from the lengths of all contributions: a replay finds the same, and nobody knows it before all have
     sent.
     """
-    count = max(SAMPLE, size // SAMPLE_SHARE) // RUN
-    if size <= 2 * count * RUN:
+    return spread_runs(size, max(SAMPLE, size // SAMPLE_SHARE) // RUN, RUN, offset)
+
+
+def spread_runs(size: int, count: int, run: int, offset: int = 0) -> list[tuple[int, int]]:
+    """Return the bounds of `count` evenly spread runs of `run` elements; all of a vector that is at most twice as long."""
+    if size <= 2 * count * run:
         return [(0, size)] if size else []
     stride = size // count
-    first = offset % (stride - RUN + 1)
-    return [(at * stride + first, at * stride + first + RUN) for at in range(count)]
+    first = offset % (stride - run + 1)
+    return [(at * stride + first, at * stride + first + run) for at in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """The cosines of one contribution: with the merge, and with the other learners' mean direction (None: it has none)."""
+
+    merged: float | None
+    others: float | None
+
+
+def sample_of(pseudo_gradient: Encoded) -> Vector:
+    """Return the noted sample of a pseudo-gradient, float32; it is a copy."""
+    runs = spread_runs(pseudo_gradient.elements, NOTED_RUNS, NOTED_RUN)
+    parts = [pseudo_gradient.part(*run) for run in runs]
+    return np.concatenate(parts) if parts else np.empty(0, np.float32)
+
+
+def alignments(samples: Sequence[Vector], learners: Sequence[str], merged: Vector) -> list[Alignment]:
+    """Return the alignment of each contribution of a round, from its sample and that of its merge.
+
+    Only the first `COMPARED_MAX` contributions are compared with each other.
+    """
+    if not samples:
+        return []
+    rows = np.stack(samples).astype(np.float64)
+    lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    target = merged.astype(np.float64)
+    length = math.sqrt(float(target @ target))
+    with_merged = rows @ target
+    few, names = rows[:COMPARED_MAX], list(learners[:COMPARED_MAX])
+    several = len(set(names)) > 1
+    beside = others_cosines(few @ few.T, names, votes_of(names)) if several else np.zeros(0)
+    found = []
+    for number, own in enumerate(lengths):
+        known = float(own) > NORM_MIN
+        found.append(
+            Alignment(
+                float(with_merged[number]) / (float(own) * length) if known and length > NORM_MIN else None,
+                float(beside[number]) if known and number < beside.size else None,
+            )
+        )
+    return found

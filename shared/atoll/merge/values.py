@@ -40,8 +40,7 @@ import numpy.typing as npt
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import ProtocolMisuse
 from atoll.codec.encoded import Encoded
-from atoll.merge.fold import Corrections, Judgement, MergeResult
-from atoll.merge.norms import l2_norm
+from atoll.merge.fold import Corrections, Judgement, MergeResult, l2_norm
 from atoll.merge.outer import OuterOptimizer, State
 from atoll.merge.robust import capped, is_judged
 from atoll.model.layout import FragmentSlice
@@ -57,7 +56,6 @@ LEARNERS: Final = "learners"
 WEIGHTS: Final = "weights"
 VERSIONS: Final = "versions"
 VALUES: Final = "values"
-MEMORY: Final = frozenset({LEARNERS, WEIGHTS, VERSIONS, VALUES})
 """The arrays of a memory in an outer state."""
 
 _PART: Final = 1 << 14

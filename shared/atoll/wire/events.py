@@ -117,7 +117,7 @@ class Contributor(EventPart, frozen=True, kw_only=True, omit_defaults=True):
         staleness_weight: what it kept of its weight, 0..1.
         norm: its L2 norm as it came; `corrected_norm` after the correction of `corrected` of its slices.
         norm_max: the L2 norm that it was clipped to, if it was.
-        aligned, aligned_with_others: its cosine with the merge, and with the other learners (`atoll.merge.alignment`).
+        aligned, aligned_with_others: its cosine with the merge, and with the other learners (`atoll.merge.robust`).
     """
 
     learner: PeerId

@@ -58,7 +58,7 @@ NO_SCALES: Final = np.empty(0, dtype=np.float32)
 STEPS_MAX: Final = 4095
 """The largest decoded whole number: `BLOCK` squares of it fit into 32 bits with their sign (128 * 4095^2 < 2^31)."""
 LEVELS_MAX: Final = 255
-"""A device divides integers of 24 bits, shifted by the width of `levels`, in 32 bits (`atoll.codec.kernels.in_jax`)."""
+"""A device divides integers of 24 bits, shifted by the width of `levels`, in 32 bits (`atoll.codec.on_device`)."""
 
 
 def blocks(elements: int) -> int:
@@ -100,14 +100,11 @@ class CompiledForm:
     magnitude(code) -> number
         Return the magnitude of a decoded whole number as an integer. Squares are summed from it. Give it where `decode`
         returns floats.
-
-    `helpers` are functions that these call.
     """
 
     encode: Callable[..., Any]
     decode: Callable[..., Any]
     magnitude: Callable[..., Any] | None = None
-    helpers: tuple[Callable[..., Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -121,10 +118,9 @@ class Format:
         bits: of a code.
         largest: every number up to this magnitude comes back finite, and no scale is larger.
         levels: what the largest number of a block is after its division by the scale, a whole number up to `LEVELS_MAX`; its
-            code decodes to `levels` / `unit`. None for a format without scales.
+            code decodes to `levels` / `unit`, at most `STEPS_MAX`, and every code to a whole number, because the squares of a
+            block are added in 32 bits. None for a format without scales.
         unit: the value of a decoded 1, before the scale: a power of two.
-        whole: with scales, whether decoded numbers are whole numbers; they are `levels`/`unit` at most, which is at most
-            `STEPS_MAX`, because the squares of a block are added in 32 bits. Squares of other numbers are added in float64.
         zstd_level: the level of compression that pays for itself, None if none does (docs/lab/speed.md).
         numpy, compiled: see there.
         block_bytes: of the codes of a block; `items` of the type `code`.
@@ -144,7 +140,6 @@ class Format:
     jax: Callable[[Any, Any], tuple[Any, Any]]
     levels: int | None = None
     unit: float = 1.0
-    whole: bool = True
     zstd_level: int | None = None
     items: int = field(init=False)
     part: int = field(init=False)
@@ -154,11 +149,11 @@ class Format:
     def __post_init__(self) -> None:
         """Lay out a block; refuse a format whose numbers the kernels could not compute: they would overflow without a word."""
         levels, steps = self.levels or 1, (self.levels or 1) / self.unit
-        if levels > LEVELS_MAX or (self.whole and steps > STEPS_MAX):
+        if levels > LEVELS_MAX or steps > STEPS_MAX:
             raise ProtocolMisuse(
                 f"format {self.name} has too many steps",
                 got=f"levels = {levels}, levels / unit = {steps:g}",
-                allowed=f"up to {LEVELS_MAX}, and up to {STEPS_MAX} of whole numbers",
+                allowed=f"up to {LEVELS_MAX}, and up to {STEPS_MAX}",
                 todo="scale a block to fewer steps",
             )
         widths = [width for width in (4, 2, 1) if self.bits < 8 and self.bits & width]

@@ -24,8 +24,9 @@ from typing import Final
 
 from atoll.base.parallel import PART
 from atoll.codec.formats.interface import Format
+from atoll.codec.kernels import in_numpy
 from atoll.codec.kernels.background import CompiledLater
-from atoll.codec.kernels.interface import Kernels
+from atoll.codec.kernels.in_numpy import Kernels
 
 FAST_ELEMENTS: Final = 1 << 17
 
@@ -40,8 +41,6 @@ def kernels(form: Format, elements: int) -> Kernels:
 @functools.cache
 def plain_kernels(form: Format) -> Kernels:
     """Return the NumPy set."""
-    from atoll.codec.kernels import in_numpy  # noqa: PLC0415  (either set is loaded when it is first needed)
-
     return in_numpy.kernels(form)
 
 

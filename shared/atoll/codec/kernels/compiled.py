@@ -31,7 +31,6 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Collection
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -47,7 +46,7 @@ from atoll.base.machine import abilities
 from atoll.codec.formats import bf16, interface
 from atoll.codec.formats.interface import BLOCK, SCALE_MIN, SQUARES_MIN, TILE, Bytes, Format, Halves, Lanes, Rows
 from atoll.codec.kernels.background import ends_with_the_process
-from atoll.codec.kernels.interface import BEND, BLEND, COPY, MULTIPLY, Kernels, squares_of_scaled_floats
+from atoll.codec.kernels.in_numpy import BEND, BLEND, COPY, MULTIPLY, Kernels
 
 log = get(__name__)
 
@@ -60,6 +59,7 @@ INFINITE = 0x7F800000
 
 BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 BYTES_OUT = types.Array(types.uint8, 1, "C")
+F32 = types.float32
 F32_IN = types.Array(types.float32, 1, "C", readonly=True)
 F32_OUT = types.Array(types.float32, 1, "C")
 U16_IN = types.Array(types.uint16, 1, "C", readonly=True)
@@ -118,18 +118,9 @@ half_of = inlined(bf16.half_of)
 
 def kernels(form: Format) -> Kernels:
     """Compile the set of a format, or load it."""
-    for helper in form.compiled.helpers:
-        inlined(helper)
     mark = stamp(interface, bf16, form.compiled.encode)
-    over = _over(form, mark)
-    squares = (
-        _squares_of_floats(form, mark)
-        if form.levels is None
-        else _squares_of_whole_numbers(form, mark)
-        if form.whole
-        else partial(squares_of_scaled_floats, form, over)
-    )
-    return Kernels("fast", over, squares, _quantise(form, mark), _settle(form, mark))
+    squares = _squares_of_floats if form.levels is None else _squares_of_whole_numbers
+    return Kernels("fast", _over(form, mark), squares(form, mark), _quantise(form, mark), _settle(form, mark))
 
 
 def _over(form: Format, mark: int) -> Callable[..., None]:
@@ -145,9 +136,8 @@ def _over(form: Format, mark: int) -> Callable[..., None]:
 def _over_blocks(form: Format, change: Callable[..., None], mark: int) -> Callable[..., None]:
     code, decode, load = form.code, inlined(form.compiled.decode), inlined(_load_packed if form.fields else _load_whole)
     constants = (form.items, form.part, form.bits, np.float32(form.unit), mark)
-    factors = (types.float32, types.float32, types.float32)
 
-    @compiled(types.void(BYTES, F32_IN, types.intp, types.intp, F32_IN, F32_OUT, LANES, *factors))
+    @compiled(types.void(BYTES, F32_IN, types.intp, types.intp, F32_IN, F32_OUT, LANES, F32, F32, F32))
     def over(
         payload: Bytes,
         scales: Vector,
@@ -318,7 +308,7 @@ def _quantise(form: Format, mark: int) -> Callable[..., float]:
     code, encode, pack = form.code, inlined(form.compiled.encode), inlined(_pack if form.fields else _pack_whole)
     levels, constants = np.float32(form.levels or 1), (form.items, form.bits, mark)
 
-    @compiled(types.float32(F32_IN, BYTES_OUT, F32_OUT))
+    @compiled(F32(F32_IN, BYTES_OUT, F32_OUT))
     def quantise(vector: Vector, payload: Bytes, scales: Vector) -> float:
         """Write the codes and the scales of a vector; return its largest magnitude."""
         items, bits = constants[0], constants[1]
@@ -359,7 +349,7 @@ def _settle(form: Format, mark: int) -> Callable[..., float]:
     decode, levels = inlined(form.compiled.decode), np.float32(form.levels or 1)
     constants = (form.items, form.bits, np.float32(form.unit), mark)
 
-    @compiled(types.float32(F32_IN, F32_OUT, BYTES_OUT, F32_OUT, U16_OUT))
+    @compiled(F32(F32_IN, F32_OUT, BYTES_OUT, F32_OUT, U16_OUT))
     def settle(values: Vector, following: Vector, payload: Bytes, scales: Vector, carry: Halves) -> float:
         """Write the codes and scales of `following - values`, what they make of `values`, and what they leave."""
         items, bits, unit = constants[0], constants[1], constants[2]

@@ -1,4 +1,4 @@
-"""The loops of a format's NumPy form: to the bit what `compiled` computes (see `atoll.codec.kernels`).
+"""One set of kernels (`Kernels`), and the set of a format's NumPy form: to the bit what `compiled` computes.
 
 An operation works on whole blocks, a stretch at a time: long enough that NumPy's calls do not count, short enough that its
 temporary arrays stay in a cache, and come from memory that the process has already. Elements of the first and last block
@@ -8,7 +8,10 @@ run along the first axis, which NumPy adds in order; the lanes so far are its fi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import numpy as np
 
@@ -28,23 +31,56 @@ from atoll.codec.formats.interface import (
     loaded,
     stored,
 )
-from atoll.codec.kernels.interface import BEND, BLEND, COPY, MULTIPLY, Kernels, squares_of_scaled_floats
+
+COPY: Final = 0
+BLEND: Final = 1
+BEND: Final = 2
+MULTIPLY: Final = 3
+"""Operations, see `Kernels.over`."""
 
 STRETCH = 256 * BLOCK
 _NONE = np.empty(0, dtype=np.float32)
 
 
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """One set of four functions, for one format.
+
+    over(operation, payload, scales, start, stop, others, acc, lanes, keep, take, add)
+        Do `operation` with elements `start` to `stop` of an encoded vector v; `others` and `acc` are float32 vectors as long
+        as v, or empty where they are not used, `lanes` are `BLOCK` float64 numbers.
+
+            COPY      acc <- v
+            BLEND     acc <- keep acc + take v
+            BEND      acc <- keep acc + (take v + add others)
+            MULTIPLY  lanes += v others
+
+    squares(payload, scales, start, stop) -> float
+        Return the sum of v^2 over elements `start` to `stop`: finite if and only if all of them are.
+
+    quantise(vector, payload, scales) -> float
+        Write the codes and the scales of a vector; return its largest magnitude, infinity where it is not finite, and then
+        what was written says nothing.
+
+    settle(values, following, payload, scales, carry) -> float
+        Quantise `following - values`; write what the codes make of `values` to `following`, and what they leave of it to
+        `carry`, in bfloat16 (`atoll.merge.global_update`). Returns what `quantise` returns;
+        where that is infinity, a part of `following` may be written already.
+    """
+
+    name: str
+    over: Callable[..., None]
+    squares: Callable[..., float]
+    quantise: Callable[..., float]
+    settle: Callable[..., float]
+
+
 def kernels(form: Format) -> Kernels:
     """Return the set of a format."""
-    over = partial(_over, form)
-    squares = (
-        partial(_squares_of_floats, form)
-        if form.levels is None
-        else partial(_squares_of_whole_numbers, form)
-        if form.whole
-        else partial(squares_of_scaled_floats, form, over)
+    squares = _squares_of_floats if form.levels is None else _squares_of_whole_numbers
+    return Kernels(
+        "plain", partial(_over, form), partial(squares, form), partial(_quantise, form), partial(_settle, form)
     )
-    return Kernels("plain", over, squares, partial(_quantise, form), partial(_settle, form))
 
 
 def _over(
