@@ -29,8 +29,7 @@ from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.local.options import shard_names, standby_names
-from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, SettledPushes
-from atoll.protocol.ledger import FormerLives
+from atoll.protocol.ledger import LEDGER_BYTES_MAX, FormerLives, FragmentLedger, SettledPushes
 from atoll.run.heads import read_heads
 from atoll.run.history import History
 from atoll.run.record import read_run

@@ -22,11 +22,10 @@ from atoll.keys.rights import ISOLATED, Kind, may_write, premerger_of
 from atoll.keys.signatures import Voucher
 from atoll.model.layout import FrozenLeaf, Layout, Slice, TensorSpec
 from atoll.protocol.data import DataGrant, DataLedger, DataShare
-from atoll.protocol.fragment_ledger import FragmentLedger, LearnerReport, SettledPushes
-from atoll.protocol.ledger import Account, FormerLives, Ledger
+from atoll.protocol.events import GraceWindow, Names, Opening, RoundReasons
+from atoll.protocol.ledger import Account, FormerLives, FragmentLedger, LearnerReport, Ledger, SettledPushes
 from atoll.protocol.quarantine import Measure
 from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol.waits import GraceWindow, Names, Opening, RoundReasons
 from atoll.run.folder import SavedEvent
 from atoll.wire import events
 from atoll.wire import messages as wire

@@ -38,8 +38,7 @@ from atoll.codec.formats import FORMATS
 from atoll.codec.frames import decode_frame, encode_frame
 from atoll.protocol.data import DataGrant, DataLedger
 from atoll.protocol.events import PushKey
-from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
-from atoll.protocol.ledger import Ledger
+from atoll.protocol.ledger import FragmentLedger, Ledger, SettledPushes
 from atoll.protocol.quarantine import Measure
 from atoll.protocol.recorder import FactRecorder, Replay
 from atoll.protocol.shard import Shard
@@ -53,7 +52,7 @@ from atoll.wire.messages import RunRecord, decode, encode
 from atoll_synchronizer.acknowledgements import PendingAcknowledgements
 from atoll_synchronizer.garbage_collector import GarbageCollector
 from atoll_synchronizer.intake import FactIntake
-from atoll_synchronizer.shard_assignment import Host
+from atoll_synchronizer.process import Host
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 from fuzzing.mutators import Mutator, mutated_arrays, mutated_bytes, mutated_frame, mutated_json
 from support.attacks import beat, manifest

@@ -25,10 +25,9 @@ from atoll.cli.story import why_lines
 from atoll.client.join import join
 from atoll.client.options import JoinOptions
 from atoll.model.layout import TensorSpec, plan_layout
-from atoll.protocol.events import PublishCall
+from atoll.protocol.events import Names, PublishCall, RoundNeeds, id_of
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
-from atoll.protocol.waits import Names, RoundNeeds, id_of
 from atoll.run.decisions import describe_wait
 from atoll.run.history import History
 from atoll.wire.messages import RunRecord

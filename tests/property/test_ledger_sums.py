@@ -12,8 +12,17 @@ import pytest
 
 from atoll.base.parsing import parsed
 from atoll.protocol.events import PushKey, Share
-from atoll.protocol.fragment_ledger import RANGES_MAX, FragmentLedger
-from atoll.protocol.ledger import Account, Ledger, apportion, continued, newest, parts, settle
+from atoll.protocol.ledger import (
+    RANGES_MAX,
+    Account,
+    FragmentLedger,
+    Ledger,
+    apportion,
+    continued,
+    newest,
+    parts,
+    settle,
+)
 from atoll.protocol.quarantine import MEASURES_MAX, OFFENCES, Measure
 
 SEEDS = range(25)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from atoll.protocol.claims import HELD_SHARE
 from atoll.protocol.events import ArmTimer, Commit, Committed, Fact, Finish, LearnerBeat, PublishCall, ShardCommand
-from atoll.protocol.pacing import CUT_OFF_S
+from atoll.protocol.pacing import CUT_OFF_S, MovingAverage
 from atoll.protocol.shard import Shard
-from atoll.protocol.waits import MovingAverage
 from atoll_simulator.loop import _group
 from schedules.processes import Process
 

@@ -35,8 +35,7 @@ from atoll.merge.global_update import CARRY, DownlinkQuantiser
 from atoll.protocol import events
 from atoll.protocol.claims import StepAllowance
 from atoll.protocol.data import DataLedger, LeaseWatch
-from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
-from atoll.protocol.ledger import Ledger
+from atoll.protocol.ledger import FragmentLedger, Ledger, SettledPushes
 from atoll.protocol.ownership import LeaseSeen, LeaseUnseen, Tenure
 from atoll.protocol.pacing import ConnectedTime, KnownLearner
 from atoll.protocol.round import FragmentRound, Offer

@@ -22,8 +22,8 @@ from atoll.codec import KEYFRAME
 from atoll.protocol.claims import BATCHES_MAX
 from atoll.protocol.data import DataLedger, sums_by_epoch
 from atoll.protocol.events import Acknowledge, Commit, Dismiss, PushKey, Share
-from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.invariants import Durable, InvariantBroken, require
+from atoll.protocol.ledger import FragmentLedger
 from atoll.run.delta_chain import frames_of
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Beat, Contribution, Head, Included, Lease, Member, RunRecord, decode

@@ -28,16 +28,14 @@ from atoll.local.console import ConsolePicture
 from atoll.local.console_tables import TopMoment, status_of
 from atoll.model.layout import Layout
 from atoll.model.pytrees import describe
-from atoll.protocol.fragment_ledger import close_together
 from atoll.protocol.invariants import InvariantBroken, require
-from atoll.protocol.ledger import Ledger, settle
+from atoll.protocol.ledger import Ledger, close_together, settle
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.history import History
 from atoll.run.watch import Watch
 from atoll.settings import ArchiveSettings
-from atoll_synchronizer.process import wait_for_run
+from atoll_synchronizer.process import Host, wait_for_run
 from atoll_synchronizer.region_service import RegionService
-from atoll_synchronizer.shard_assignment import Host
 from schedules.archive import MemoryArchive
 from schedules.broker import ScheduleBroker
 from schedules.drawing import Plan

@@ -24,8 +24,7 @@ from atoll.merge.round_merge import update_of
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.data import DataGrant, DataLedger
 from atoll.protocol.events import Commit, PushKey, Share
-from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
-from atoll.protocol.ledger import Ledger
+from atoll.protocol.ledger import FragmentLedger, Ledger, SettledPushes
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.delta_chain import read_version
 from atoll.run.heads import read_heads

@@ -17,7 +17,7 @@ from atoll.base.clock import SystemClock
 from atoll.base.errors import AtollError, BlobGone
 from atoll.bus.interface import Bus
 from atoll.protocol.claims import BATCHES_MAX, INTERVALS_MAX, Claim, claim_fault, lived_since_s, steps_possible
-from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
+from atoll.protocol.ledger import LEDGER_BYTES_MAX, FragmentLedger
 from atoll.run.heads import read_heads
 from atoll.run.history import History
 from atoll.run.ledger import read_fragment_ledger

@@ -18,8 +18,7 @@ from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.join import IslandHandle, join
 from atoll.client.options import Encode, JoinOptions
-from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
-from atoll.protocol.ledger import Ledger, settle
+from atoll.protocol.ledger import LEDGER_BYTES_MAX, FragmentLedger, Ledger, settle
 from atoll.protocol.quarantine import OTHERS_MIN
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.heads import read_heads

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from atoll.base.errors import AtollError
 from atoll.base.parsing import parsed
 from atoll.protocol import events, invariants
-from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.island import Island
-from atoll.protocol.ledger import Ledger, Settlement, settle
+from atoll.protocol.ledger import FragmentLedger, Ledger, Settlement, settle
 from atoll.protocol.recorder import logbook_line
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard

@@ -14,12 +14,11 @@ import pytest
 from atoll.base.parsing import parsed
 from atoll.client.pushing import PUSH_PATIENCE_S
 from atoll.protocol import events
-from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.invariants import check_shard
-from atoll.protocol.pacing import FINISHING_S
+from atoll.protocol.ledger import FragmentLedger
+from atoll.protocol.pacing import FINISHING_S, grace_window
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
-from atoll.protocol.waits import grace_window
 from support.reference_machines import RoundModel
 
 STEP_S, STEPS = 0.05, 20

@@ -13,9 +13,9 @@ from atoll.bus.memory import MemoryBroker, MemoryBus, MemoryConsumer
 from atoll.bus.subscriptions import BufferedSubscription
 from atoll.settings import ArchiveSettings
 from atoll.wire.subjects import Subjects
+from atoll_synchronizer.process import Host
 from atoll_synchronizer.region_service import RegionService
 from atoll_synchronizer.service import ShardService
-from atoll_synchronizer.shard_assignment import Host
 from support.small_run import founded
 
 DEADLINE_S = 120.0

@@ -15,9 +15,19 @@ import pytest
 
 from atoll.base.parsing import parsed
 from atoll.protocol import events
-from atoll.protocol.fragment_ledger import FragmentLedger, close_together
 from atoll.protocol.invariants import check_shard
-from atoll.protocol.ledger import KEPT_LIVES, LIVES_MAX, UNTIL_MAX, FormerLives, Ledger, continued, parts, settle
+from atoll.protocol.ledger import (
+    KEPT_LIVES,
+    LIVES_MAX,
+    UNTIL_MAX,
+    FormerLives,
+    FragmentLedger,
+    Ledger,
+    close_together,
+    continued,
+    parts,
+    settle,
+)
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 

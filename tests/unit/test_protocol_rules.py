@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from atoll.base.parsing import parsed
-from atoll.protocol import events, invariants, island, shard, waits
+from atoll.protocol import events, invariants, island, pacing, shard
 from atoll.protocol import round as rounds
-from atoll.protocol.fragment_ledger import FragmentLedger
+from atoll.protocol.ledger import FragmentLedger
 from atoll.protocol.settings import ProtocolSettings
 from support.shards import ShardDesk
 
@@ -47,9 +47,9 @@ def test_grace_is_gamma_of_the_slack_within_zero_and_the_cap() -> None:
     """Eq. 3: gamma (tau xi_step - xi_quorum - xi_sync), clamped."""
     s = settings(grace_gamma=0.5, grace_cap_steps=1.0, overlap_steps=2)
 
-    assert waits.grace_window(s, 1.0, 0.6, 0.4).granted_s == pytest.approx(0.5)
-    assert waits.grace_window(s, 1.0, None, None).granted_s == 1.0
-    assert waits.grace_window(s, 1.0, 1.5, 1.0).granted_s == 0.0
+    assert pacing.grace_window(s, 1.0, 0.6, 0.4).granted_s == pytest.approx(0.5)
+    assert pacing.grace_window(s, 1.0, None, None).granted_s == 1.0
+    assert pacing.grace_window(s, 1.0, 1.5, 1.0).granted_s == 0.0
 
 
 @pytest.mark.parametrize(("steps_s", "pace_s"), [((), None), ((1.0, 3.0), 1.0), ((50.0, 1.1, 1.0), 1.1)])

@@ -9,8 +9,7 @@ import pytest
 
 from atoll.base.parsing import parsed
 from atoll.protocol import events
-from atoll.protocol.fragment_ledger import FragmentLedger
-from atoll.protocol.ledger import Ledger
+from atoll.protocol.ledger import FragmentLedger, Ledger
 from atoll.protocol.quarantine import FADING, MEASURE_VERSIONS, MEASURES_MAX, Measure, norm_limit
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from atoll.protocol.events import Commit, PublishCall, PushKey
+from atoll.protocol.events import Commit, Names, PublishCall, PushKey, RoundReasons, id_of
+from atoll.protocol.pacing import grace_window
 from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol.waits import Names, RoundReasons, grace_window, id_of
 from atoll.run.decisions import describe_grace, describe_needs, describe_wait
 from support.shards import ShardDesk
 

@@ -11,10 +11,9 @@ import pytest
 
 import atoll.protocol.round
 from atoll.base.errors import ProtocolMisuse
-from atoll.protocol.events import PushKey
-from atoll.protocol.round import TRANSITIONS, FragmentRound, Offer, Phase, diagram
+from atoll.protocol.events import GraceWindow, PushKey
+from atoll.protocol.round import TRANSITIONS, FragmentRound, Offer, Phase
 from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol.waits import GraceWindow
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,6 +45,14 @@ def test_a_round_is_called_until_its_quorum_and_then_no_more() -> None:
             misused()
     with pytest.raises(ProtocolMisuse, match="quorum"):
         granted(begun(), 1.0, 1.0)
+
+
+def diagram() -> str:
+    """Return the table of transitions as text, an arrow a line."""
+    rows = [(row.phase.name, f"--{row.fact}-->", row.following.name, row.when) for row in TRANSITIONS]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    padded = ([*(word.ljust(width) for word, width in zip(row, widths, strict=False)), row[3]] for row in rows)
+    return "\n".join("  ".join(row) for row in padded)
 
 
 def test_a_life_of_a_round_is_its_table() -> None:

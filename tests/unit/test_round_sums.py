@@ -9,9 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.protocol.events import LearnerBeat, PublishCall, TimerFired
+from atoll.protocol.events import LearnerBeat, PublishCall, RoundReasons, TimerFired
 from atoll.protocol.shard import Shard
-from atoll.protocol.waits import RoundReasons
 from atoll.report.collect import _rounds
 from atoll.run.history import NAMES_KEPT, OTHER, History, RoundSums
 from atoll.wire.events import RoundEvent, RoundPhases

@@ -21,7 +21,7 @@ from atoll.wire.subjects import Subjects
 from atoll_synchronizer.acknowledgements import PendingAcknowledgements
 from atoll_synchronizer.garbage_collector import GarbageCollector
 from atoll_synchronizer.intake import FactIntake, read_beat, read_manifest
-from atoll_synchronizer.shard_assignment import Host
+from atoll_synchronizer.process import Host
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 from support.founded_run import FRAGMENTS, run_record
 from support.queued_bytes import QueuedBytes

@@ -22,8 +22,7 @@ from atoll.merge.global_update import GlobalUpdate, UpdatedFragment
 from atoll.merge.outer import State, make_outer
 from atoll.model.layout import Layout, TensorSpec, plan_layout
 from atoll.protocol.events import PushKey
-from atoll.protocol.fragment_ledger import FragmentLedger
-from atoll.protocol.ledger import Ledger
+from atoll.protocol.ledger import FragmentLedger, Ledger
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.ledger import read_ledger
 from atoll.wire.blobs import BlobRef, Upload

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.base.errors import SettingsError, parts_of
 from atoll.base.wording import counted, few, redact, redact_json
-from atoll.protocol.waits import NAMED_MAX, Names
+from atoll.protocol.events import NAMED_MAX, Names
 from atoll.run.decisions import list_names
 
 

@@ -49,8 +49,7 @@ from atoll_simulator.learner import Liar, LifeParts, SharedParts, SimulatedLearn
 from atoll_simulator.loop import LoopClock, VirtualLoop
 from atoll_simulator.scenario import Scenario
 from atoll_simulator.world import ProcessLife, SimulatedWorld
-from atoll_synchronizer.process import wait_for_run
-from atoll_synchronizer.shard_assignment import Host
+from atoll_synchronizer.process import Host, wait_for_run
 
 POLL_S: Final = 0.25
 SHOW_REAL_S: Final = 1.0

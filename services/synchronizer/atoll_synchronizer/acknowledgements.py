@@ -14,6 +14,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final, Literal
 
+import msgspec
+
 from atoll.base.errors import BrokerUnavailable, BusError
 from atoll.base.logs import get
 from atoll.base.retry import patiently
@@ -124,7 +126,6 @@ class PendingAcknowledgements:
             self._refused[:0] = refused
 
     def _refusal(self, action: Refuse) -> RefusedContribution:
-        """Return what the event log says of a refused contribution, also why it may have been late."""
         held, (norm, norm_max) = self.contributions.get(action.key), action.norms or (NOT_NOTED, NOT_NOTED)
         return RefusedContribution(
             **action.key._asdict(),
@@ -138,23 +139,15 @@ class PendingAcknowledgements:
 
     async def isolate(self, action: Isolate) -> None:
         """Log, and record in the event log, that an incarnation is in quarantine; its next push learns so."""
-        log.error(
-            "learner.quarantined",
+        fields = QuarantinedEvent(
             learner=action.learner,
             incarnation=action.incarnation,
             offences=action.offences,
             reason=action.reason,
-            why=describe_isolation(action.offences, action.reason),
-            todo=ISOLATION_CURE,
         )
-        await self._event_log.record(
-            QuarantinedEvent(
-                learner=action.learner,
-                incarnation=action.incarnation,
-                offences=action.offences,
-                reason=action.reason,
-            )
-        )
+        why = describe_isolation(action.offences, action.reason)
+        log.error("learner.quarantined", **msgspec.structs.asdict(fields), why=why, todo=ISOLATION_CURE)
+        await self._event_log.record(fields)
 
     async def keep_holding(self) -> None:
         """Tell the queue at intervals that we still work on the pending deliveries."""

@@ -1,19 +1,15 @@
 """The tensors of a shard: contributions on their way in, and the running sum of each fragment's round.
 
 The machine decides by keys; the aggregator applies its commands to the arrays behind those keys. It reads and validates a
-contribution (`read_contribution`, as the synchronizer of a region does) before the machine hears that it is ready. Validated
-means: right layout, right size, finite, its norms as claimed and within bounds. Each segment is checked and measured as it
-arrives. A contribution stays encoded as it came. At most as many wait in the fold as are together as
-large as a sum (`atoll.merge.fold`), so a shard needs O(fragment), whatever M is. A run that judges the contributions of
-a round together (`atoll.merge.robust`) keeps all of a round. At most `READS_AT_ONCE` contributions are read at once, also
-after an outage, when hundreds are queued.
-
-Contributions that their region has folded already (`regions`) are here as one sum. The machine folds all of them together,
-and with the last one the sum enters.
+contribution (`read_contribution`, as the synchronizer of a region does) before the machine hears that it is ready: right
+layout, right size, finite, its norms as claimed and within bounds. A contribution stays encoded as it came, and few wait in
+the fold (`atoll.merge.fold`), so a shard needs O(fragment), whatever M is; a run that judges the contributions of a round
+together (`atoll.merge.robust`) keeps all of a round. Contributions that their region has folded already (`regions`) are here
+as one sum, which enters with the last of them.
 
 A fold frees a contribution's memory, so the aggregator notes, for people, how much it counted, its correction and a small
-sample of it (`FoldNote`, `atoll.merge.robust`). With the merge of the round the samples become cosines. The `round` event
-carries them; they decide nothing. A contribution that its region has folded has no note: the shard never sees its direction.
+sample of it (`FoldNote`). With the merge of the round the samples become cosines, which the `round` event carries; they decide
+nothing. A contribution that its region has folded has no note.
 """
 
 from __future__ import annotations

@@ -58,8 +58,6 @@ FACTS_MAX: Final = 1 << 17
 
 @dataclass(slots=True)
 class _Written:
-    """The cost of one run checkpoint: bytes and objects written, objects named again."""
-
     size_bytes: int = 0
     objects: int = 0
     again: int = 0
@@ -408,18 +406,10 @@ class Retention:
             frame = self._rounds.put_object(_whole(keyframe_of(base.values)))
             state = self._rounds.put_object(_whole(PackedArrays(base.state)))
             written += frame.size_bytes + state.size_bytes
-            made = RetainedRound(
-                shard=made.shard,
-                epoch=made.epoch,
-                head=made.head,
-                base_digest=made.base_digest,
-                folds=made.folds,
-                anchor=Anchor(frame, state),
-            )
+            made = msgspec.structs.replace(made, anchor=Anchor(frame, state))
         return written + self._rounds.put_round(made)
 
     def _flush(self) -> None:
-        """Store the facts that are not stored yet. Runs in a thread."""
         # An act that was given up after `ACT_S` may still be at work: pieces must not overlap.
         with self._flushing:
             first, facts = self._first, list(self._facts)

@@ -1,21 +1,16 @@
 """Removal of chunks from the broker's streams: what commits leave behind, and what is beyond a learner's share.
 
-Removing a chunk costs a broker about as much as serving it, and a commit leaves as many bytes behind as it stores: the frames
-before the last, the former outer state, the merged contributions. At that moment every learner begins to read the new
-version. So the `GarbageCollector` removes the leftovers of a commit `LYING_S` later, or with the next commit of the fragment
-if that comes first: the broker holds at most one generation of leftovers per fragment. A commit that finds no room removes
-all of them at once.
+Removing a chunk costs a broker about as much as serving it, a commit leaves as many bytes behind as it stores, and at that
+moment every learner begins to read the new version. So the `GarbageCollector` removes the leftovers of a commit `LYING_S`
+later, or with the next commit of the fragment; a commit that finds no room removes all of them at once. Removing never makes
+anything fail: the collector tries again later, and the leftovers of a killed process are swept by the next owner (`store`), or
+age out.
 
-Removing never makes anything fail: the collector tries again later. If a process is killed, the next owner sweeps its
-leftovers (`store`), or they age out (contributions).
-
-The owner of shard 0 also keeps each learner and region of the run to its share of the streams (`ShareKeeper`), for all
-shards. When it begins, it narrows the streams to the shards and fragments that the run has, so the broker refuses what
-belongs to none (`Bus.fit`). Then it removes what is beyond a share (`atoll.run.stream_room`), the oldest first: that costs
-its sender its own chunks and nobody else's. An honest learner may leave some chunks of pushes that it gave up, since behind a
-locked door it cannot delete; these go without a word. More than `TOLD_SHARES` of a share fills the stream: the log and the
-event log then name whose subjects those are, and nobody as the one who stored it, since chunks are not signed and the broker
-of a region stores for its learners.
+The owner of shard 0 also keeps each learner and region of the run to its share of the streams (`ShareKeeper`), for all shards.
+It narrows the streams to the shards and fragments that the run has, so the broker refuses what belongs to none (`Bus.fit`).
+Then it removes what is beyond a share (`atoll.run.stream_room`), the oldest first, which costs its sender its own chunks
+alone. An honest learner may leave some chunks of pushes that it gave up. More than `TOLD_SHARES` of a share fills the stream:
+log and event log then name whose subjects those are, and nobody as the one who stored it, since chunks are not signed.
 """
 
 from __future__ import annotations

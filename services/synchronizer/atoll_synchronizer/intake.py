@@ -5,20 +5,12 @@
                                                └─► junk: dropped without a round trip, counted, told now and then
 
 A shard listens to members only (`member_roll`). It believes a manifest only if it came on the subject of the learner and
-fragment that it names, carries the run's layout, and points at that learner's own chunks. A broker can protect subjects, so
-everything else must agree with them. If no correct peer would send a message, it is junk: nothing of it reaches the machine.
+fragment that it names, carries the run's layout, and points at that learner's own chunks: a broker can protect subjects, so
+everything else must agree with them. What no correct peer would send is junk, and nothing of it reaches the machine.
 
-**A message that breaks us.** A fact that the machine cannot take is a mistake of ours, and the machine must not go on. But
-the queue would deliver the message to the next owner, too. So the failure names the message (`MessageFailed`); the host
-begins a new candidacy, and from the `SET_ASIDE_AFTER`-th failure on sets the message aside (`shard_assignment`).
-
-**Claimed progress.** A heartbeat tells how far the whole run is. A shard whose own fragments are behind learns from it alone
-that the run has reached its target; but a member that claims a larger number would end the run for all. So a claim is a
-reason to read the other shards' leases, and what they say is believed (`ClaimedProgress`).
-
-**Junk** is counted and told at intervals: a line and an event per message would cost more than the message. Only the first
-`SENDERS_MAX` senders of each interval are counted by name. Where messages are signed, one that is not believed is nobody's: a
-region's broker can write on the subjects of others, so these are counted apart, by the learner whose subject it was.
+A fact that the machine cannot take is a mistake of ours, and the machine must not go on. But the queue would deliver the
+message to the next owner, too. So the failure names the message (`MessageFailed`); the host begins a new candidacy, and from
+the `SET_ASIDE_AFTER`-th failure on sets the message aside (`process`).
 """
 
 from __future__ import annotations
@@ -46,6 +38,7 @@ from atoll.protocol.events import (
     LearnerLeft,
     QueueDrained,
 )
+from atoll.protocol.ledger import life_of
 from atoll.run.member_roll import IMPOSSIBLE_CLAIM, MemberRoll, Strangers, claim_of, with_claim
 from atoll.run.record import recorded_progress
 from atoll.wire.events import JunkEvent
@@ -192,7 +185,6 @@ class FactIntake:
         return taken
 
     def _on_beat(self, core_message: CoreMessage, *, settled: bool = False) -> bool:
-        """Take a member's heartbeat; a stranger's waits, unless it is `settled` who is one. Say whether it was taken."""
         sender = sender_of(core_message.subject)
         if sender not in self._roll:
             return self._wait_for_roll(core_message, sender, settled=settled)
@@ -217,7 +209,6 @@ class FactIntake:
         return False
 
     async def _on_delivery(self, delivery: Delivery) -> None:
-        """Take a member's queued message; a stranger's waits until the members were read."""
         # The queue waits, too: a newcomer's manifest must not be dropped because there are many strangers.
         await self._waiting.room.wait()
         self._take(delivery)
@@ -231,7 +222,8 @@ class FactIntake:
             log.error("message.set_aside", subject=delivery.subject, bytes=len(delivery.data))
             return self._drop(delivery, "set_aside")
         try:
-            facts = self._facts(delivery, settled=settled) if sender_of(delivery.subject) in self._roll else None
+            read = self._farewell_facts if ".bye." in delivery.subject else self._contribution_facts
+            facts = read(delivery, settled=settled) if sender_of(delivery.subject) in self._roll else None
         except PeerMisbehaved as error:
             log.debug("contribution.malformed", subject=delivery.subject, reason=str(error))
             return self._drop(delivery, "malformed")
@@ -253,11 +245,6 @@ class FactIntake:
         self._dropped.append(delivery)
         return False
 
-    def _facts(self, delivery: Delivery, *, settled: bool) -> list[Fact] | None:
-        """Return what a queued message says; None where its incarnation is not known to be a member's."""
-        read = self._farewell_facts if ".bye." in delivery.subject else self._contribution_facts
-        return read(delivery, settled=settled)
-
     def _life_standing(self, learner: str, incarnation: int, *, settled: bool) -> LifeStanding:
         """Return the standing of a life; it is `settled` once the records were read after its message had arrived.
 
@@ -266,7 +253,7 @@ class FactIntake:
         """
         if not self._roll.admits(learner, incarnation):
             return LifeStanding.UNKNOWN
-        ledger, name = self._owner.ledger_now(), f"{learner}/{incarnation}"
+        ledger, name = self._owner.ledger_now(), life_of(learner, incarnation)
         if not ledger.has_folded(name) or ledger.former.covers(name):
             return LifeStanding.MEMBER
         if not settled:
@@ -324,7 +311,18 @@ class FactIntake:
     def _fact(self, beat: Beat) -> LearnerBeat:
         """Return the fact that a learner reported; what it says of the whole run is a claim, and no fact."""
         self.claimed_progress.note(beat.run_tokens, self._owner.ledger_now().run_tokens)
-        return beat_fact(beat, self._context.clock.monotonic())
+        return LearnerBeat(
+            at_s=self._context.clock.monotonic(),
+            learner=beat.learner,
+            incarnation=beat.incarnation,
+            training=beat.state == "training",
+            step_s=beat.step_s,
+            steps=beat.step,
+            tokens=beat.tokens,
+            pushed=beat.pushed,
+            superseded=beat.superseded,
+            refused_local=beat.refused_local,
+        )
 
     def _beat(self, data: bytes, subject: str, subject_of: Callable[[str], str], *, settled: bool) -> Beat | None:
         """Return a heartbeat, as `_member_beat`; raise `PeerMisbehaved` also where a member says of itself what cannot be."""
@@ -350,8 +348,7 @@ class FactIntake:
     ) -> Beat | None:
         """Return a heartbeat or farewell; None of an incarnation that is not known to be a member's, or that is over.
 
-        Raises:
-            PeerMisbehaved: it is another learner's.
+        Raises `PeerMisbehaved`: it is another learner's.
         """
         beat = read_beat(data, self._context.run)
         if subject != (ours := subject_of(beat.learner)):
@@ -388,24 +385,12 @@ def read_beat(data: bytes, run: RunRecord) -> Beat:
     return beat
 
 
-def beat_fact(beat: Beat, at_s: float) -> LearnerBeat:
-    """Return the fact that a learner reported."""
-    return LearnerBeat(
-        at_s=at_s,
-        learner=beat.learner,
-        incarnation=beat.incarnation,
-        training=beat.state == "training",
-        step_s=beat.step_s,
-        steps=beat.step,
-        tokens=beat.tokens,
-        pushed=beat.pushed,
-        superseded=beat.superseded,
-        refused_local=beat.refused_local,
-    )
-
-
 class ClaimedProgress:
-    """Progress that learners claim, verified against the leases of the run: `tokens`."""
+    """Progress that learners claim, verified against the leases of the run: `tokens`.
+
+    A shard whose own fragments are behind learns from heartbeats alone that the run has reached its target; but a member that
+    claims a larger number would end the run for all. So a claim is a reason to read the other shards' leases.
+    """
 
     def __init__(self, bus: Bus, run: RunRecord) -> None:
         self._bus = bus
@@ -433,7 +418,10 @@ class ClaimedProgress:
 
 
 class JunkReport:
-    """Messages that one tenure has dropped; `messages` counts since its beginning."""
+    """Messages that one tenure has dropped; `messages` counts since its beginning.
+
+    They are told at intervals: a line and an event per message would cost more than the message.
+    """
 
     def __init__(self, event_log: EventLog) -> None:
         self._event_log = event_log

@@ -1,19 +1,15 @@
 """The lease of a shard in the broker: one candidate's reads and writes, driven by `atoll.protocol.ownership`.
 
-While the broker is away, a candidate waits and an owner goes on: fences guard its commits. When the broker returns, the
-owner sees whether the lease is still its own or another process's, and renews it at once.
+While the broker is away, a candidate waits and an owner goes on: fences guard its commits. The lease carries the reports of
+the learners, so that the next owner also knows what no commit has recorded yet. It is one small record (`ledger.newest`): one
+too large to be read would leave the shard without an owner for ever.
 
-The lease carries the reports of the learners, so that the next owner also knows what no commit has recorded yet. It is
-one small record: beyond `ledger.ACCOUNTS_MAX` incarnations it leaves out the oldest ended ones (`ledger.newest`),
-because a record too large to be read would leave the shard without an owner for ever.
-
-**A lease that says nothing usable.** A new owner's epoch must be above those of all owners before it: it fences heads with
-it, and names what it writes by it. A lease says the last epoch. One that cannot be read does not, and neither does one that
-claims a higher epoch than the broker has given numbers to messages (its `revision`): each tenure began with a lease of its
-own, so there were never more of them than that. Such a lease is taken over like any other, once it has stood still for
-`lease_s`. The next epoch is then above that number, and above all heads. The reports in it are lost, those of the last
-commit are not. The owner, if there is one, writes its own lease over it, and writes it anew where it is gone. It cannot know
-whether somebody had taken the shard before that lease was lost. So its lease says from where on epochs are free (`epoch_max`).
+**A lease that says nothing usable.** A new owner's epoch must be above those of all owners before it: it fences heads with it,
+and names what it writes by it. A lease says the last epoch. One that cannot be read does not, and neither does one that claims
+a higher epoch than the broker has given numbers to messages (its `revision`): each tenure began with a lease of its own. Such
+a lease is taken over like any other, once it has stood still for `lease_s`, with an epoch above that number and above all
+heads. The owner, if there is one, writes its own lease over it, or anew where it is gone. It cannot know whether somebody had
+taken the shard before that lease was lost, so its lease says from where on epochs are free (`epoch_max`).
 """
 
 from __future__ import annotations
@@ -57,7 +53,6 @@ class LeaseKeeper:
         clock: Clock,
         identity: Identity | None = None,
     ) -> None:
-        """Want the shard on behalf of a process; `win` waits for it."""
         settings = run.protocol
         self._bus = bus
         self._run_nonce = run.nonce
@@ -186,7 +181,6 @@ class LeaseKeeper:
             raise BrokerUnavailable("the lease cannot be reached", got=within) from error
 
     def _on_unseen(self, reason: str) -> None:
-        """Let the machine know of a look that failed, and log it once per absence."""
         now_s = self._clock.monotonic()
         self.recorder.handle(LeaseUnseen(at_s=now_s))
         if self._unseen_s is None:
@@ -194,7 +188,6 @@ class LeaseKeeper:
             log.warning("lease.unseen", reason=reason, owner=self.epoch > 0)
 
     def _decode(self, record: Record) -> Lease | None:
-        """Return the lease in a record; None, logged now and then, for one that cannot be read."""
         try:
             return decode(Lease, record.data)
         except PeerMisbehaved as error:
@@ -244,7 +237,6 @@ class LeaseKeeper:
         )
 
     def _ledger_of(self, lease: Lease) -> Ledger | None:
-        """Return what a lease says of the learners; None if its owner belongs to another founding of the run."""
         return lease.ledger if lease.run_nonce == self._run_nonce else None
 
     def _is_free(self, lease: Lease) -> bool:

@@ -169,7 +169,6 @@ class RegionService:
         return not answer.reason and asked.manifest is not None and asked.manifest.key not in self._held
 
     def _drop(self, asked: RegionAsk) -> None:
-        """Forget contributions that are settled; their chunks are removed by who keeps them."""
         for key in keys_of(asked):
             self._held.pop(key, None)
 
@@ -238,7 +237,6 @@ class RegionService:
     def _summed(
         self, waiting: list[PendingContribution], asked: RegionAsk, reference: MomentumReference | None
     ) -> PartialMerge:
-        """Return the sum of contributions with their token weights, corrected if the run has a correction."""
         fragment, run = asked.fragment, self._run
         fold = FragmentFold(run.layout.slices(fragment), run.protocol.of(fragment).merge)
         for one, push in zip(waiting, asked.pushes, strict=True):
@@ -247,7 +245,6 @@ class RegionService:
         return fold.partial()
 
     async def _keep_forgetting(self) -> None:
-        """Forget what no shard has asked for lately: its owner has read it elsewhere, or is gone."""
         while True:
             await asyncio.sleep(KEPT_S / 4)
             before_s = self._clock.monotonic() - KEPT_S
@@ -268,8 +265,6 @@ def keys_of(asked: RegionAsk) -> list[PushKey]:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A momentum, of the version or the blob that `name` says."""
-
     name: int | str
     reference: MomentumReference
     held: StatedVersion | None = None
@@ -286,8 +281,7 @@ class OuterMomenta:
     async def of(self, fragment: int, version: int, state: BlobRef | None) -> MomentumReference | None:
         """Return the momentum of a version, or of a newer one; None where the run corrects by none, or has none yet.
 
-        Raises:
-            BlobGone, BlobCorrupt, PeerMisbehaved: what the shard says of its fragment cannot be read here.
+        Raises `BlobGone`, `BlobCorrupt`, `PeerMisbehaved`: what the shard says of its fragment cannot be read here.
         """
         protocol = self._run.protocol
         if correction_of(protocol.of(fragment)) is None:
@@ -322,7 +316,6 @@ class OuterMomenta:
         raise BlobGone("the head that a shard speaks of is not here", got=f"fragment {fragment}, version {version}")
 
     def _keep(self, fragment: int, name: int | str, state: State, held: StatedVersion | None = None) -> _Kept:
-        """Keep the momentum of a state, and not that of the fragment that was asked for longest ago."""
         elements = self._run.layout.fragment_sizes()[fragment]
         momentum = state.get(MOMENTUM)
         if momentum is None or momentum.shape != (elements,) or momentum.dtype != np.float32:

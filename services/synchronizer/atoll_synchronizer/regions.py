@@ -2,20 +2,14 @@
 
     Fetch ─► the region reads it ─► a batch of one region, fragment and base ─► the region folds it ─► its sum is here ─► fact
 
-A batch waits for the other learners of its region, as a round does for all: until all live ones have answered, and at most
-`WAIT_STEPS` steps. The machine hears of contributions when their sum is here, and not before. So nothing is decided about
-bytes that may never come: a region that is cut off, at whatever moment, leaves contributions to be read, and no half round.
+A batch waits until all live learners of its region have answered, at most `WAIT_STEPS` steps. The machine hears of
+contributions when their sum is here, and not before: a region that is cut off leaves contributions to be read, and no half
+round. Chunks stay at the region's leaf (`atoll.bus.nats.region`); a shard that needs them has them sent (`fetch_back`).
 
-Where the region has a leaf (`atoll.bus.nats.region`) chunks stay there; a shard that needs them has them sent (`fetch_back`).
-Behind a locked door a learner says itself whose region it is, and its region's synchronizer alone can answer for that region
-(`atoll.keys.rights`). If that one does not find it, because the learner is elsewhere, the shard looks for it by itself.
-
-A region that does not answer, that fails, or whose sum cannot be (`PartialShape.received`) costs time only: the shard reads the
-contributions by itself, and asks that region no more for `AWAY_S`. A region's word refuses nothing: a contribution that it does
-not take is read here, and the shard finds the reason itself. So a region with bad memory isolates none of its learners.
-
-While a region is at work, what its learners sent grows old. It may say that it is at work for ever, or send each sum when it is
-too late to count. So it has a *credit* of such time (`RegionCredit`): in the long run it may lose `LOST_SHARE` of it.
+A region that does not answer, that fails, or whose sum cannot be (`PartialShape.received`) costs time only: the shard reads
+the contributions by itself, and asks that region no more for `AWAY_S`. A region's word refuses nothing: the shard finds the
+reason itself, so a region with bad memory isolates none of its learners. While a region is at work, what its learners sent
+grows old. So it has a *credit* of such time (`RegionCredit`): in the long run it may lose `LOST_SHARE` of it.
 """
 
 from __future__ import annotations
@@ -242,7 +236,6 @@ class RegionReader:
         return await asyncio.shield(batch.made)
 
     def _note(self, kind: SumKind, learner: str, batch: Batch) -> None:
-        """Note who has answered; the batch is full once nobody of the region is missing."""
         for other in [
             other for other in self._heard if other[:2] == kind[:2] and other.base_version < kind.base_version
         ]:
@@ -301,7 +294,6 @@ class RegionReader:
     async def _summed(
         self, kind: SumKind, asked: RegionAsk, batch: Batch, pushes: Sequence[WeighedPush]
     ) -> PartialMerge | None:
-        """Have a batch folded, and return its sum, None if there is none; what nobody will read is removed."""
         place = kind.region, kind.fragment
         sums = f"{self._run.subjects.partial_stems(*place)}.*"
         if place in self._abandoned and not self._folding[place]:
@@ -333,8 +325,7 @@ class RegionReader:
     ) -> PartialMerge:
         """Read the sum that an answer names, and check what can be checked of it.
 
-        Raises:
-            FrameRejected, PeerMisbehaved, BlobGone, BlobCorrupt: there is no such sum.
+        Raises `FrameRejected`, `PeerMisbehaved`, `BlobGone`, `BlobCorrupt`: there is no such sum.
         """
         p, bus, run = kind.fragment, self._context.bus, self._run
         blob, stem = answer.blob, run.subjects.partial_stem(kind.region, p, kind.base_version, "")
@@ -409,7 +400,6 @@ class RegionReader:
             self._leave_alone(region, reason, now_s, learner)
 
     def _owed_s(self, credit: RegionCredit) -> float:
-        """Return for how long a region must lose nothing until it may be at work for an interval again."""
         return (min(WORK_S, max(ASK_S, self._interval_s())) - credit.left_s) / LOST_SHARE
 
     def _new_nonce(self) -> str:

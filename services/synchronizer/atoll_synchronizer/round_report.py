@@ -4,7 +4,7 @@
 If rounds last longer than the interval that they should fit into, most tokens come late: the reporter warns of that.
 
 The event tells of each contributor when it answered, what its upload took, its weight, damping and correction, and how well it
-agrees with its round (`contributor`); of the first `DETAILED_MAX` contributors, so that an event stays far below the limit of
+agrees with its round; of the first `DETAILED_MAX` contributors, so that an event stays far below the limit of
 a message. That is at most about 450 bytes for a contributor, of which 150 name it and its cause.
 """
 
@@ -12,21 +12,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from atoll.base.errors import ProtocolMisuse
 from atoll.base.logs import get, is_power_of_two
 from atoll.merge.fold import Judgement
-from atoll.protocol.events import Commit, PublishCall, PushKey, Share
+from atoll.protocol.events import NAMED_MAX, Commit, PublishCall, PushKey, Share, id_of
 from atoll.protocol.shard import Shard
-from atoll.protocol.waits import NAMED_MAX, id_of
 from atoll.run.decisions import describe_needs, describe_wait
-from atoll.wire.events import NOT_NOTED, Contributor, RoundEvent, WaitingEvent
-from atoll.wire.messages import NO_NOTES as NO_NOTES_OF_PUSH
-from atoll.wire.messages import PushNotes
+from atoll.wire.events import Contributor, RoundEvent, WaitingEvent
 from atoll.wire.traffic import moved_by
 from atoll_synchronizer.acknowledgements import PendingManifest
 from atoll_synchronizer.aggregator import FoldEffect
@@ -43,40 +40,33 @@ DETAILED_MAX = 512
 
 
 @dataclass(frozen=True, slots=True)
-class CommitTimes:
-    """When the shard decided a commit, its lane began it, merged it and made it visible; monotonic seconds."""
+class CommitRecord:
+    """A commit as its lane made it.
+
+    Attributes:
+        decided_s, began_s, merged_s, visible_s: when the shard decided it, its lane began it, merged it and made it visible, in
+            monotonic seconds.
+        away_s: how long its round was without a broker before.
+        hindered: the seconds that it waited because the broker was "full" or "away".
+        bytes_up, bytes_down: of the contributions, and of the frames.
+        parameters: elements of the fragment.
+        held: its contributions as they arrived; one that a former owner was sent may be missing.
+        effects: what the fold noted of them.
+        judgements: those on its contributions, where there are any.
+    """
 
     decided_s: float
     began_s: float
     merged_s: float
     visible_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class CommitSize:
-    """Bytes of the contributions and of the frames, and the number of elements of the fragment."""
-
+    away_s: float
+    hindered: Mapping[str, float]
     bytes_up: int
     bytes_down: int
     parameters: int
-
-
-@dataclass(frozen=True, slots=True)
-class RoundNotes:
-    """Facts of a round beside its decision.
-
-    `held` are its contributions as they arrived (one that a former owner was sent may be missing), `effects` what the fold
-    noted, `hindered` the seconds that the commit waited because the broker was "full" or "away"; before its commit the round
-    was `away_s` without a broker.
-    """
-
-    held: Mapping[PushKey, PendingManifest] = field(default_factory=dict)
-    effects: Mapping[PushKey, FoldEffect] = field(default_factory=dict)
-    hindered: Mapping[str, float] = field(default_factory=dict)
-    away_s: float = 0.0
-
-
-NO_NOTES = RoundNotes()
+    held: Mapping[PushKey, PendingManifest]
+    effects: Mapping[PushKey, FoldEffect]
+    judgements: Sequence[Judgement]
 
 
 @dataclass(slots=True)
@@ -136,39 +126,32 @@ class RoundReporter:
         """Return for how many seconds any broker was away, since the process began."""
         return self._context.bus.stats.away_s(self._context.clock.monotonic())
 
-    async def record_commit(
-        self,
-        command: Commit,
-        times: CommitTimes,
-        size: CommitSize,
-        judgements: Sequence[Judgement] = (),
-        notes: RoundNotes = NO_NOTES,
-    ) -> None:
-        """Record a round whose version is visible; `judgements` are those on its contributions, where there are any."""
+    async def record_commit(self, command: Commit, made: CommitRecord) -> None:
+        """Record a round whose version is visible."""
         if command.why is None:
             raise ProtocolMisuse("a round ends for a reason", got=(command.fragment, command.base_version))
-        judged: Sequence[Judgement | None] = judgements or [None] * len(command.shares)
+        judged: Sequence[Judgement | None] = made.judgements or [None] * len(command.shares)
         fields = RoundEvent(
             fragment=command.fragment,
             version=command.base_version + 1,
             contributors=tuple(
-                contributor(share, command, notes, judgement, detailed=number < DETAILED_MAX)
+                _contributor(share, command, made, judgement, detailed=number < DETAILED_MAX)
                 for number, (share, judgement) in enumerate(zip(command.shares, judged, strict=True))
             ),
             tokens=sum(share.tokens for share in command.shares),
-            bytes_up=size.bytes_up,
-            bytes_down=size.bytes_down,
+            bytes_up=made.bytes_up,
+            bytes_down=made.bytes_down,
             quorum_wait_s=round(command.quorum_s - command.called_s, 4),
             grace_s=round(command.grace_s, 4),
-            waited_s=round(times.decided_s - command.called_s, 4),
-            queued_s=round(times.began_s - times.decided_s, 4),
-            merge_s=round(times.merged_s - times.began_s, 4),
-            commit_s=round(times.visible_s - times.merged_s, 4),
-            away_s=round(notes.away_s, 3),
-            hindered={word: round(seconds, 3) for word, seconds in notes.hindered.items()},
+            waited_s=round(made.decided_s - command.called_s, 4),
+            queued_s=round(made.began_s - made.decided_s, 4),
+            merge_s=round(made.merged_s - made.began_s, 4),
+            commit_s=round(made.visible_s - made.merged_s, 4),
+            away_s=round(made.away_s, 3),
+            hindered={word: round(seconds, 3) for word, seconds in made.hindered.items()},
             end=command.end,
             live=command.live,
-            parameters=size.parameters,
+            parameters=made.parameters,
             cause_id=command.cause_id,
             why=command.why,
             run_tokens=self._machine.ledger.run_tokens,
@@ -182,7 +165,7 @@ class RoundReporter:
         log.info("round.committed", **line, link=moved_by(self._context.bus.stats).counters)
         step_s = self._machine.step_s()
         if step_s is not None:
-            round_s = times.visible_s - (command.called_s or times.visible_s)
+            round_s = made.visible_s - (command.called_s or made.visible_s)
             interval_s = self._interval_s()
             self._overruns = self._overruns + 1 if round_s > interval_s else 0
             if self._overruns and self._overruns % OVERRUNS_PER_WARNING == 0:
@@ -192,12 +175,11 @@ class RoundReporter:
                     interval_s=round(interval_s, 4),
                     todo=f"found a run with protocol.interval_steps={max(2, round(2 * round_s / step_s))} or more",
                 )
-        self._tell_unheard(command, judgements)
+        self._tell_unheard(command, made.judgements)
         self._tell_uncounted(command)
         await self._event_log.record(fields)
 
     def _tell_unheard(self, command: Commit, judgements: Sequence[Judgement]) -> None:
-        """Log whom most of a round's slices leave out: its machine or its data may be broken."""
         for share, judgement in zip(command.shares, judgements, strict=False):
             unheard = judgement.heard.count(False)
             if 2 * unheard > len(judgement.heard):
@@ -212,7 +194,6 @@ class RoundReporter:
                 )
 
     def _tell_uncounted(self, command: Commit) -> None:
-        """Log, at growing intervals, that a contribution counts only in part towards the target."""
         most = max(command.shares, key=lambda share: share.tokens - share.credit)
         uncounted = most.tokens - most.credit
         if not uncounted or not self._uncounted.is_due(self._context.clock.monotonic(), is_long=False):
@@ -261,17 +242,35 @@ class RoundReporter:
         return self._context.run.protocol.interval_steps * (self._machine.step_s() or 0.0)
 
 
-def contributor(
-    share: Share, command: Commit, notes: RoundNotes, judgement: Judgement | None = None, *, detailed: bool = True
+def _contributor(
+    share: Share, command: Commit, made: CommitRecord, judgement: Judgement | None, *, detailed: bool
 ) -> Contributor:
-    """Return one contribution as the `round` event tells of it.
-
-    Times of arrival are seconds after the first call; negative ones were there before it.
-    """
-    effect = notes.effects.get(share.key)
-    arrival = _arrival(notes.held.get(share.key) if detailed else None, command.called_s)
-    folded = _fold_summary(share, effect, detailed=detailed)
-    alignment = effect.alignment if effect is not None and detailed else None
+    # Times of arrival are seconds after the first call; negative ones were there before it. Without details only a length that
+    # was clipped is told.
+    effect, held = made.effects.get(share.key), made.held.get(share.key)
+    fields: dict[str, Any] = {}
+    if detailed:
+        fields["steps"] = share.steps
+    if detailed and held is not None:
+        fields |= msgspec.structs.asdict(held.manifest.notes) | {
+            "arrived_s": round(held.arrived_s - command.called_s, 4),
+            "read_s": round(max(0.0, held.ready_s - held.arrived_s), 4) if held.ready_s else None,
+            "loss": held.manifest.loss,
+            "bytes": held.manifest.blob.size_bytes,
+            "inline": bool(held.manifest.frame),
+        }
+    if effect is not None and (detailed or share.scale < 1.0):
+        fields["norm"] = _rounded(effect.note.norm)
+        fields["norm_max"] = _rounded(share.scale * effect.note.norm) if share.scale < 1.0 else None
+    if effect is not None and detailed:
+        corrected = effect.note.corrected_slices
+        fields |= {
+            "staleness_weight": _rounded(effect.note.staleness_weight),
+            "aligned": _rounded(effect.alignment.merged),
+            "aligned_with_others": _rounded(effect.alignment.others),
+            "corrected": corrected,
+            "corrected_norm": _rounded(effect.note.corrected_norm) if corrected else None,
+        }
     return Contributor(
         learner=share.key.learner,
         incarnation=share.key.incarnation,
@@ -280,80 +279,11 @@ def contributor(
         tokens=share.tokens,
         weight=share.weight,
         cause_id=share.cause_id,
-        norm=folded.norm,
-        norm_max=folded.norm_max,
-        steps=share.steps if detailed else 0,
-        arrived_s=arrival.arrived_s,
-        read_s=arrival.read_s,
-        loss=arrival.loss,
-        bytes=arrival.bytes,
-        inline=arrival.inline,
-        adopted_at_s=arrival.notes.adopted_at_s or NOT_NOTED,
-        step_s=arrival.notes.step_s or NOT_NOTED,
-        upload_s=arrival.notes.upload_s or NOT_NOTED,
-        full_s=arrival.notes.full_s or NOT_NOTED,
-        staleness_weight=folded.staleness_weight,
-        aligned=None if alignment is None else _rounded(alignment.merged),
-        aligned_with_others=None if alignment is None else _rounded(alignment.others),
-        corrected=folded.corrected,
-        corrected_norm=folded.corrected_norm,
         shortened=0 if judgement is None else sum(clip < 1.0 for clip in judgement.clips),
         unheard=0 if judgement is None else judgement.heard.count(False),
-    )
-
-
-class _Arrival(NamedTuple):
-    """A contribution as its manifest brought it; the defaults stand for one that a former owner was sent."""
-
-    arrived_s: float | None = None
-    read_s: float | None = None
-    loss: float | None = None
-    bytes: int = 0
-    inline: bool = False
-    notes: PushNotes = NO_NOTES_OF_PUSH
-
-
-def _arrival(held: PendingManifest | None, called_s: float) -> _Arrival:
-    if held is None:
-        return _Arrival()
-    return _Arrival(
-        arrived_s=round(held.arrived_s - called_s, 4),
-        read_s=round(max(0.0, held.ready_s - held.arrived_s), 4) if held.ready_s else None,
-        loss=held.manifest.loss,
-        bytes=held.manifest.blob.size_bytes,
-        inline=bool(held.manifest.frame),
-        notes=held.manifest.notes,
-    )
-
-
-class _FoldSummary(NamedTuple):
-    """A contribution as it was folded: its length before and after, and what it kept of its weight."""
-
-    norm: float | None = None
-    norm_max: float | None = None
-    staleness_weight: float | None = None
-    corrected: int = 0
-    corrected_norm: float | None = None
-
-
-def _fold_summary(share: Share, effect: FoldEffect | None, *, detailed: bool) -> _FoldSummary:
-    """Return what the fold says; of a round that is not told in detail only a length that was clipped."""
-    if effect is None:
-        return _FoldSummary()
-    note = effect.note
-    norm_max = _rounded(share.scale * note.norm) if share.scale < 1.0 else None
-    if not detailed:
-        return _FoldSummary() if norm_max is None else _FoldSummary(_rounded(note.norm), norm_max)
-    corrected = note.corrected_slices
-    return _FoldSummary(
-        norm=_rounded(note.norm),
-        norm_max=norm_max,
-        staleness_weight=_rounded(note.staleness_weight),
-        corrected=corrected,
-        corrected_norm=_rounded(note.corrected_norm) if corrected else None,
+        **fields,
     )
 
 
 def _rounded(figure: float | None) -> float | None:
-    """Return a figure with four digits: more says nothing, and every round is written down."""
     return None if figure is None else float(f"{figure:.4g}")

@@ -67,7 +67,7 @@ from atoll_synchronizer.garbage_collector import ShareKeeper
 from atoll_synchronizer.intake import FactIntake
 from atoll_synchronizer.lease import LeaseKeeper
 from atoll_synchronizer.regions import RegionReader
-from atoll_synchronizer.round_report import CommitSize, CommitTimes, RoundNotes, RoundReporter
+from atoll_synchronizer.round_report import CommitRecord, RoundReporter
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 from atoll_synchronizer.store import ShardStore
 
@@ -116,8 +116,7 @@ class ShardService:
     ) -> None:
         """Prepare, on behalf of `process`; `serve` does the work.
 
-        Raises:
-            SettingsError: the run's outer optimizer is code that the settings of the process do not name.
+        Raises `SettingsError`: the run's outer optimizer is code that the settings of the process do not name.
         """
         process = process or ServingProcess()
         self.context = ShardContext(bus, run, shard, clock)
@@ -154,11 +153,7 @@ class ShardService:
 
     @property
     def tenure(self) -> ShardTenure:
-        """Return the parts of an owner.
-
-        Raises:
-            ProtocolMisuse: the shard is not ours yet.
-        """
+        """Return the parts of an owner. Raises `ProtocolMisuse`: the shard is not ours yet."""
         if self._tenure is None:
             raise ProtocolMisuse("this candidacy does not own its shard", got=self.context.name)
         return self._tenure
@@ -171,8 +166,7 @@ class ShardService:
     async def serve(self) -> str:
         """Wait until the shard is ours, then serve until the run is over; return why it ended.
 
-        Raises:
-            RecordConflict: another process owns the shard now; nothing of ours is visible from then on.
+        Raises `RecordConflict`: another process owns the shard now; nothing of ours is visible from then on.
         """
         former = await self.lease.win()
         if not self.lease.epoch:
@@ -201,7 +195,6 @@ class ShardService:
             await self.intake.close()
 
     async def _take_over(self, former: Ledger | None) -> None:
-        """Fence and load the fragments, begin to read the queue, and continue where the former owner stopped."""
         began_s = self.clock.monotonic()
         self.event_log.epoch = epoch = self.lease.epoch
         await patiently(lambda: self.store.open(epoch), "the fence")
@@ -262,8 +255,7 @@ class ShardService:
 
     def leave(self) -> None:
         """Stop serving now; what is queued stays queued for the next owner."""
-        if not self._ended.done():
-            self._ended.set_result("left")
+        self._end("left")
 
     def learners_present(self) -> bool:
         """Return whether a learner may still push to this shard, which is ours."""
@@ -277,8 +269,7 @@ class ShardService:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.run.protocol.lease_s):
                 await self.tenure.lanes.empty()
-        if not self._ended.done():
-            self._ended.set_result(HANDED_OVER)
+        self._end(HANDED_OVER)
         await self.gone.wait()
 
     # --- facts and commands -------------------------------------------------------------------------------------------
@@ -392,16 +383,21 @@ class ShardService:
         self._stand_down(await self.lease.hold(lambda: self.ledger))
 
     def _stand_down(self, reason: str) -> None:
-        if not self._ended.done():
-            self._ended.set_exception(RecordConflict("this shard was deposed", got=reason))
+        self._end(RecordConflict("this shard was deposed", got=reason))
 
     def _on_failure(self, error: BaseException) -> None:
         fact_dumps.dump_if_our_bug(
             error, *([] if self._tenure is None else [self._tenure.recorder]), self.lease.recorder
         )
-        if not self._ended.done():
-            known = error if isinstance(error, AtollError) else AtollError(f"the shard's driver failed: {error!r}")
-            self._ended.set_exception(known)
+        self._end(error if isinstance(error, AtollError) else AtollError(f"the shard's driver failed: {error!r}"))
+
+    def _end(self, how: str | AtollError) -> None:
+        if self._ended.done():
+            return
+        if isinstance(how, str):
+            self._ended.set_result(how)
+        else:
+            self._ended.set_exception(how)
 
 
 class FragmentLanes:
@@ -497,8 +493,18 @@ class FragmentLanes:
         bytes_up = sum(one.manifest.blob.size_bytes for one in held.values())
         fragment, version = command.fragment, command.base_version + 1
         self._service.tell(Committed(at_s=now_s, fragment=fragment, version=version, cause_id=command.cause_id))
-        times = CommitTimes(decided_s, began_s, merged_s, now_s)
-        size = CommitSize(bytes_up, bytes_down, merged.pseudo_gradient.size)
-        await self._report.record_commit(
-            command, times, size, merged.judgements, RoundNotes(held, effects, hindered, before_s)
+        made = CommitRecord(
+            decided_s=decided_s,
+            began_s=began_s,
+            merged_s=merged_s,
+            visible_s=now_s,
+            away_s=before_s,
+            hindered=hindered,
+            bytes_up=bytes_up,
+            bytes_down=bytes_down,
+            parameters=merged.pseudo_gradient.size,
+            held=held,
+            effects=effects,
+            judgements=merged.judgements,
         )
+        await self._report.record_commit(command, made)

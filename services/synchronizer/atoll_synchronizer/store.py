@@ -7,21 +7,16 @@ The commit of version v + 1 of a fragment is four writes in this order, and a cr
     3. the head, by compare-and-set                  <- the commit point: it names all three
     4. purge of what was superseded                  (housekeeping, when readers are done: `garbage_collector`)
 
-A run that derives its outer state from its values stores it with keyframes alone (`atoll.merge.outer`).
-
 Frames that the new head no longer names stay until the next commit, because a reader may be in the middle of them. `keep`
 writes what changes the ledger alone (a refusal, a farewell): new chunks of the ledger, and the head once more with the same
-version. A refused compare-and-set means that another process owns the fragment: it raises `RecordConflict`, and this shard
-must stand down.
+version. A refused compare-and-set means that another process owns the fragment: `RecordConflict`, and this shard stands down.
 
 An owner that dies between the chunks and the head, or between the head and the purge, leaves chunks that no head will name;
-they carry its epoch. Heads name deltas of former epochs for some versions (`atoll.run.delta_chain`). Once a head names
-nothing of a former epoch, the store sweeps away what that epoch left.
+they carry its epoch. Once a head names nothing of a former epoch (`atoll.run.delta_chain`), the store sweeps away what it
+left.
 
-The outer step is taken once for a commit, however many attempts storing takes (`CommitAttempt`). Its uploads remember the
-broker's acknowledgements, so an attempt that failed for lack of room repeats only what is not stored yet. After a power cut a
-broker may have lost data that it acknowledged, and a head must not name lost data: after a lost connection everything is sent
-again.
+The outer step is taken once for a commit, however many attempts storing takes (`CommitAttempt`). After a power cut a broker
+may have lost data that it acknowledged, and a head must not name lost data: after a lost connection everything is sent again.
 """
 
 from __future__ import annotations
@@ -31,9 +26,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.errors import (
     BlobCorrupt,
     BlobGone,
@@ -56,8 +50,7 @@ from atoll.merge.global_update import GlobalUpdate, UpdatedFragment
 from atoll.merge.outer import OuterOptimizer, State
 from atoll.merge.round_merge import update_of
 from atoll.protocol.events import Commit
-from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, close_together
-from atoll.protocol.ledger import Ledger
+from atoll.protocol.ledger import LEDGER_BYTES_MAX, FragmentLedger, Ledger, close_together
 from atoll.run.delta_chain import continued, digest_of_values, frames_of, keyframe_of, read_version
 from atoll.run.heads import head_info, head_nonce, went_back
 from atoll.run.ledger import read_fragment_ledger
@@ -66,8 +59,6 @@ from atoll.wire.blobs import BlobRef, Cut, Upload
 from atoll.wire.messages import Delta, Head, Included, RunRecord, decode, encode
 from atoll.wire.subjects import matches
 from atoll_synchronizer.garbage_collector import GarbageCollector
-
-Vector = npt.NDArray[np.float32]
 
 LOAD_ATTEMPTS = 4
 LOADS_AT_ONCE = 8
@@ -149,8 +140,7 @@ class ShardStore:
         `memory` takes its place in the outer state, for a round merged by value. May be repeated. `before_head` is told the
         head that is about to be written and its base. `compress` the delta, where its codec can be.
 
-        Raises:
-            RecordConflict: another process wrote this fragment's head.
+        Raises `RecordConflict`: another process wrote this fragment's head.
         """
         held, fragment_ledger = self.holdings[command.fragment], command.fragment_ledger
         durable = parsed(fragment_ledger, FragmentLedger)  # before a head names one that no owner could read
@@ -200,7 +190,6 @@ class ShardStore:
     async def _begin(
         self, command: Commit, held: Holding, pseudo_gradient: Vector, state: State, *, compress: bool
     ) -> CommitAttempt:
-        """Take the outer step, and list what to store of it: a delta, a keyframe or both, ledger, outer state."""
         fragment, version, nonce = (
             command.fragment,
             command.base_version + 1,
@@ -334,7 +323,6 @@ class ShardStore:
                 continue
 
     async def _load(self, fragment: int) -> Holding:
-        """Fence a fragment and read what its head names; if a later owner has replaced that, the fence reveals it."""
         for _ in range(LOAD_ATTEMPTS):
             head, revision = await self._fence(fragment)
             try:

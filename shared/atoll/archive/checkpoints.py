@@ -42,8 +42,7 @@ from atoll.base.quantities import (
 from atoll.codec import KEYFRAME, frame_bytes
 from atoll.merge.global_update import state_bytes_max
 from atoll.protocol.data import DataLedger
-from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX
-from atoll.protocol.ledger import Ledger
+from atoll.protocol.ledger import LEDGER_BYTES_MAX, Ledger
 from atoll.wire.messages import SCHEMA, Head, Member, RunRecord
 
 MANIFEST_BYTES_MAX = 64 << 20

@@ -39,7 +39,7 @@ from atoll.bus.interface import Bus, Record
 from atoll.codec import StoredFrame
 from atoll.merge.outer import check_outer
 from atoll.protocol.data import DataLedger
-from atoll.protocol.ledger import Ledger, newest
+from atoll.protocol.ledger import Ledger, newest, split_life
 from atoll.protocol.settings import NESTEROV
 from atoll.run.delta_chain import frames_of
 from atoll.run.heads import head_info, read_heads
@@ -261,9 +261,7 @@ def _incarnations(manifests: list[Manifest]) -> dict[str, int]:
     for manifest in manifests:
         known = [(member.learner, member.incarnation) for member in manifest.members]
         known += manifest.ledger.former.until.items()
-        for name in manifest.ledger.accounts:
-            learner, _, life = name.rpartition("/")
-            known.append((learner, int(life)))
+        known += map(split_life, manifest.ledger.accounts)
         for learner, incarnation in known:
             highest[learner] = max(incarnation, highest.get(learner, 0))
     return highest

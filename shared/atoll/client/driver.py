@@ -76,11 +76,11 @@ from atoll.protocol.events import (
     PushSettled,
     SnapshotKept,
     StepDone,
+    id_of,
 )
 from atoll.protocol.island import Island
 from atoll.protocol.pacing import Heartbeats, StepTimes
 from atoll.protocol.recorder import FactRecorder
-from atoll.protocol.waits import id_of
 from atoll.run.decisions import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_outlier
 from atoll.run.heads import GlobalFragment, fetch_newest, read_head, read_heads, went_back
 from atoll.run.record import recorded_progress, the_run

@@ -26,7 +26,7 @@ from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, IdentityTaken, PeerMisbehaved, Quarantined, RecordConflict, RunReplaced
 from atoll.base.identity import Identity, this_process
 from atoll.bus.interface import Bus, Record
-from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX
+from atoll.protocol.ledger import LEDGER_BYTES_MAX
 from atoll.run.decisions import ISOLATION_CURE, describe_isolation
 from atoll.run.heads import read_heads
 from atoll.run.ledger import read_fragment_ledger

@@ -67,8 +67,7 @@ class PackedArrays(Cut):
 class ArraysDecoder:
     """Named arrays on their way in, as pieces of `CHUNK_BYTES` in any order; large ones may be in scratch files.
 
-    Raises:
-        PeerMisbehaved: from `take` and `arrays`, for anything that `pack_arrays` did not make.
+    Raises `PeerMisbehaved`: from `take` and `arrays`, for anything that `pack_arrays` did not make.
     """
 
     def __init__(self, size_bytes: int) -> None:

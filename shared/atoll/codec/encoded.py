@@ -46,8 +46,7 @@ class Encoded(msgspec.Struct, frozen=True, eq=False):
     def of(cls, vector: Vector, form: Format) -> Encoded:
         """Return a vector in a format, as its reader will see it.
 
-        Raises:
-            FrameRejected: `not_finite`; a vector that would not arrive finite in this format is not sent.
+        Raises `FrameRejected`: `not_finite`; a vector that would not arrive finite in this format is not sent.
         """
         encoded = cls.blank(form, vector.size)
         form.check(kernels(form, vector.size).quantise(vector, encoded.codes, encoded.scales))
@@ -62,8 +61,7 @@ class Encoded(msgspec.Struct, frozen=True, eq=False):
     def unpack_from(self, payload: Bytes) -> None:
         """Take over the scales and codes of `payload`, which has exactly their length.
 
-        Raises:
-            FrameRejected: `not_finite`; a scale is not a number, or larger than any that an honest sender uses.
+        Raises `FrameRejected`: `not_finite`; a scale is not a number, or larger than any that an honest sender uses.
         """
         split = SCALE_BYTES * self.scales.size
         scales = (payload[:split].view("<u2").astype(np.uint32) << 16).view(np.float32)
@@ -143,8 +141,7 @@ class Encoded(msgspec.Struct, frozen=True, eq=False):
     def _checked(self, bounds: tuple[int, int], *vectors: Vector) -> tuple[int, int]:
         """Return bounds within ours, checked: compiled kernels check none, so every argument is checked here.
 
-        Raises:
-            ProtocolMisuse: the bounds are not within ours, a vector does not have our length, or we are not whole.
+        Raises `ProtocolMisuse`: the bounds are not within ours, a vector does not have our length, or we are not whole.
         """
         count = self.elements
         others = [vector for vector in vectors if vector is not _NONE and vector.size != count]

@@ -114,8 +114,7 @@ def is_compressed(data: Buffer) -> bool:
 def unseal(framing: Framing, number: int, data: Buffer) -> memoryview:
     """Return the payload of a segment, decompressed: exactly as long as its elements need.
 
-    Raises:
-        FrameRejected: `truncated`, `foreign`, `version`, `codec`, `size`, `checksum` or `compression`.
+    Raises `FrameRejected`: `truncated`, `foreign`, `version`, `codec`, `size`, `checksum` or `compression`.
     """
     view = memoryview(data)
     if len(view) < HEADER.size:
@@ -145,11 +144,7 @@ def unseal(framing: Framing, number: int, data: Buffer) -> memoryview:
 
 
 def cut_frame(data: Buffer) -> list[memoryview]:
-    """Return the segments of a frame in one piece, cut by their headers.
-
-    Raises:
-        FrameRejected: `truncated`.
-    """
+    """Return the segments of a frame in one piece, cut by their headers. Raises `FrameRejected`: `truncated`."""
     view, at = memoryview(data), 0
     segments: list[memoryview] = []
     while at < len(view) or not segments:
@@ -246,8 +241,7 @@ class FrameEncoder(_Measured):
     def piece(self, number: int) -> bytearray:
         """Return a segment.
 
-        Raises:
-            FrameRejected: `not_finite`; a vector that would not arrive finite in this codec is not sent.
+        Raises `FrameRejected`: `not_finite`; a vector that would not arrive finite in this codec is not sent.
         """
         start, stop = self.framing.bounds(number)
         vector = self._read(start, stop)
@@ -311,8 +305,7 @@ class FrameDecoder(_Measured):
     def take(self, portion: Portion) -> None:
         """Check segments that came together, and keep them; several threads may take different ones.
 
-        Raises:
-            FrameRejected: what `unseal` says, or `not_finite`.
+        Raises `FrameRejected`: what `unseal` says, or `not_finite`.
         """
         for number, data in portion:
             if not 0 <= number < len(self):

@@ -49,8 +49,7 @@ class Quantised(NamedTuple):
     def on_host(self, form: Format, elements: int) -> Encoded:
         """Return the vector on the host.
 
-        Raises:
-            FrameRejected: `not_finite`; a vector that would not arrive finite is not sent.
+        Raises `FrameRejected`: `not_finite`; a vector that would not arrive finite is not sent.
         """
         codes, scales, largest = jax.device_get((self.codes, self.scales, self.largest))
         form.check(float(np.asarray(largest, dtype=np.int32).view(np.float32)))

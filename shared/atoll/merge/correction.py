@@ -1,8 +1,8 @@
 r"""HeLoCo: a pseudo-gradient that disagrees with the outer momentum is corrected before the merge (arXiv 2606.00271).
 
-A learner that computed on old values, or on data unlike the others', may point against the direction of the run. The
-outer momentum m of the fragment gives that direction. Per slice, with pseudo-gradient v, its cosine c with m, unit
-vectors written with a hat, and the confidence
+A learner that computed on old values, or on data unlike the others', may point against the direction of the run, which the
+outer momentum m of the fragment gives. Per slice, with pseudo-gradient v, its cosine c with m, unit vectors written with a
+hat, and the confidence
 
 .. math::
 
@@ -17,10 +17,8 @@ a slice is kept, shortened along the momentum, or turned towards it at its own l
     otherwise: \quad & \lVert v \rVert\, \varphi((1 - \lambda) \hat v + \lambda \hat m), \qquad
     \lambda = \min(k_d (1 - c) q,\ 1)
 
-Pseudo-gradients and momentum are both *subtracted* from the global values, so their signs agree. A slice is the same
-unit as in RDA: the rows of one tensor in one fragment. Slices of length zero, and fragments whose momentum is zero
-(version 0, or after a restart), are kept. So are slices whose correction float32 could not hold: the correction keeps a
-finite slice finite.
+Pseudo-gradients and momentum are both *subtracted* from the global values, so their signs agree. Slices of length zero, and
+fragments whose momentum is zero, are kept. So are slices whose correction float32 could not hold.
 """
 
 from __future__ import annotations

@@ -9,18 +9,14 @@ For learners m with pseudo-gradients v_m and weights w_m (Sec. 3.2 and App. D.2 
     RDA &= \tfrac{\sum w_m \lVert v_m \rVert}{\sum w_m}\; \varphi\!\left(\tfrac{\sum w_m \varphi(v_m)}{\sum w_m}\right),
     \quad \varphi(x) = x / \lVert x \rVert,\ \varphi(0) = 0
 
-Late contributions weigh less: with staleness weight f_m = lambda^age, f_m w_m replaces w_m, and the result is
-multiplied by max f_m. So a late contribution counts like a small learner's: shortened at full weight it would shorten
-the mean for all, and count in full in RDA's direction. Alone in its round it is shortened, because a factor on weights
-would cancel: learners that miss each other's rounds would each move the global values by a full step. One fresh
-contribution, however small, gives full length.
+Late contributions weigh less: with staleness weight f_m, f_m w_m replaces w_m, and the result is multiplied by max f_m. So a
+late contribution counts like a small learner's, and one that is alone in its round is shortened, because a factor on weights
+would cancel: learners that miss each other's rounds would each move the global values by a full step.
 
-RDA is taken per slice (`FragmentSlice`): the mean of M nearly orthogonal vectors of length R is only R / sqrt(M) long,
-RDA keeps R. Slices marked `direct` (embeddings) take the mean. The comment at `SMALL` describes directions that cancel.
-
-A pseudo-gradient that disagrees with the outer momentum may be corrected on its way in (`SliceCorrection`,
-`atoll.merge.correction`): v is then a v + b m, in the same pass. One that is too long is shortened there, after its
-correction (`atoll.protocol.quarantine`).
+RDA is taken per slice (`FragmentSlice`): the mean of M nearly orthogonal vectors of length R is only R / sqrt(M) long, RDA
+keeps R. Slices marked `direct` (embeddings) take the mean. The comment at `SMALL` describes directions that cancel. A
+pseudo-gradient may be corrected (`atoll.merge.correction`) and then shortened (`atoll.protocol.quarantine`) on its way in: v
+is then a v + b m, in the same pass.
 """
 
 from __future__ import annotations
@@ -70,8 +66,7 @@ def validated_norms(
     A norm is a claim that RDA would divide by, so the shard computes it again and uses its own result. Senders claim
     the norms of what they send, after its rounding, so the tolerance is small.
 
-    Raises:
-        FrameRejected: `norm_claim` or `norm_bound`.
+    Raises `FrameRejected`: `norm_claim` or `norm_bound`.
     """
     if len(norms_claimed) != len(norms):
         raise FrameRejected("norm_claim", "norms for another layout", got=len(norms_claimed), allowed=len(norms))
@@ -289,8 +284,7 @@ class FragmentFold:
     def partial(self) -> PartialMerge:
         """Return what is folded, for another fold to `enter`; this one is then spent, because its memory is in it.
 
-        Raises:
-            ProtocolMisuse: nothing was added, or the result was given already.
+        Raises `ProtocolMisuse`: nothing was added, or the result was given already.
         """
         total = Encoded.exact(self._spend())
         return PartialMerge(total, self._lengths, self._values, self.weight_sum, self.count, self._freshest)
@@ -298,8 +292,7 @@ class FragmentFold:
     def result(self) -> MergeResult:
         """Return the merge of all contributions; the fold is then spent, because its memory is the result.
 
-        Raises:
-            ProtocolMisuse: nothing was added, or the result was given already.
+        Raises `ProtocolMisuse`: nothing was added, or the result was given already.
         """
         merged = self._spend()
         lengths = self._corrected_lengths(merged) if self.count > 1 else [1.0] * len(self._slices)
@@ -359,7 +352,6 @@ class FragmentFold:
         self._values[number] = values
 
     def _corrected_lengths(self, merged: Vector) -> list[float]:
-        """Return the factor per slice that gives the mean of directions the mean of lengths."""
         factors = [1.0] * len(self._slices)
         radial = [number for number in range(len(self._slices)) if self._radially[number]]
         norms = slice_norms([self._slices[number] for number in radial], Encoded.exact(merged))

@@ -1,27 +1,24 @@
 r"""One version of a fragment to the next: the outer step, what is sent of it, and the average kept beside it.
 
-**Rounding.** Let R be the values that every learner holds and e the sum of what rounding has taken so far. The outer
-optimizer works on the values as they would be without rounding. A delta is sent of what they should become:
+**Rounding.** Let R be the values that every learner holds and e the sum of what rounding has taken so far. The outer optimizer
+works on the values as they would be without rounding. A delta is sent of what they should become:
 
 .. math::
 
     \Theta = R + e \qquad \Theta' = outer(\Theta, \Delta) \qquad q = Q(\Theta' - R) \qquad R' = R + q \qquad e' = \Theta' - R'
 
-R' is what learners compute from R and q, to the bit, so it is also the shard's own truth, and only the shard knows e.
-It is part of the outer state (`CARRY`, bfloat16). It is within half a step of the quantiser; its own rounding loses a
-thousandth of that. With `codec_down` "f32" there is no e: R' is Theta'. `atoll.merge.outer` says which of this is stored.
+R' is what learners compute from R and q, to the bit, so it is also the shard's own truth, and only the shard knows e. It is
+part of the outer state (`CARRY`, bfloat16). With `codec_down` "f32" there is no e: R' is Theta'. `atoll.merge.outer` says
+which of this is stored.
 
-**Average.** With `average_versions` N the shard keeps, beside the values, an exponential average of the values of all
-versions since the first. The weight that versions before the first lack is divided out:
+**Average.** With `average_versions` N the shard keeps an exponential average of the values of all versions since the first,
+for evaluation and export only. The weight that versions before the first lack is divided out:
 
 .. math::
 
     w \leftarrow d w + (1 - d), \qquad a \leftarrow a + \tfrac{1 - d}{w} (\Theta - a), \qquad d = 1 - 1 / N
 
-It is for evaluation and export only: no learner trains on it. Version 0 is not in it. It is part of the outer state:
-the head names it with the values it belongs to, so it survives its shard, travels to the next owner and into the
-archive, bit for bit. It costs four bytes per parameter in the shard's memory, and as many on the way to the broker with
-every commit.
+It is part of the outer state, so it travels to the next owner and into the archive, bit for bit.
 """
 
 from __future__ import annotations
@@ -73,7 +70,6 @@ class DownlinkQuantiser:
     """The rounding of a run's versions in its codec."""
 
     def __init__(self, codec: str) -> None:
-        """Keep the codec; raise `SettingsError` for an unknown one."""
         self.format = format_of(codec)
         self.exact = codec == KEYFRAME
 
@@ -90,8 +86,7 @@ class DownlinkQuantiser:
 
         The residue goes to `carry`, bfloat16 as the values are float32; all have the length of `delta`.
 
-        Raises:
-            FrameRejected: `not_finite`; the codec cannot hold the difference.
+        Raises `FrameRejected`: `not_finite`; the codec cannot hold the difference.
         """
         self.format.check(delta.settle(values, following, carry.view(np.uint16)))
 
@@ -182,7 +177,6 @@ class GlobalUpdate:
         return following, kept | {CARRY: carry}
 
     def _averaged(self, state: State, values: Vector) -> State:
-        """Return the average after one more version, whose values these are."""
         weight, newest = averaged_in(float(state[WEIGHT]), self._average_versions)
         share, average = np.float32(newest), scratch_arrays.spare(values.size, np.float32)
 

@@ -12,13 +12,12 @@ which is SGD with Nesterov momentum. Solved for m, the values of two versions te
 
     m_{v+1} = (\mu m_v + (\Theta_v - \Theta_{v+1}) / \eta) / (1 + \mu)
 
-so whoever follows the values need not be sent the momentum (`Nesterov.derive`). With mu = 0 it is plain SGD and keeps no
-state; with eta = 1 as well, the new global value is the weighted average of the learners' values. Large vectors take compiled
-loops, which give the same bits. Optax transformations can replace it; only then does a shard need JAX.
+so whoever follows the values need not be sent the momentum (`Nesterov.derive`). Large vectors take compiled loops, which give
+the same bits. Optax transformations can replace it; only then does a shard need JAX.
 
-**Data names no code.** A run record, and so an archive, names an optimizer of a fixed list
-(`atoll.protocol.settings.OUTERS`). Any other name, `module:attribute`, is imported only where the process's own settings name
-the same: who founded a run, or edited an archive, chooses nothing that runs elsewhere.
+**Data names no code.** A run record, and so an archive, names an optimizer of a fixed list (`atoll.protocol.settings.OUTERS`).
+Any other name, `module:attribute`, is imported only where the process's own settings name the same: who founded a run, or
+edited an archive, chooses nothing that runs elsewhere.
 """
 
 from __future__ import annotations
@@ -107,8 +106,7 @@ class Nesterov(OuterOptimizer):
 
         `state` may hold arrays of others, which are passed over.
 
-        Raises:
-            ProtocolMisuse: vectors that do not belong together.
+        Raises `ProtocolMisuse`: vectors that do not belong together.
         """
         former, newer = (arrays.get(MOMENTUM, _NO_MOMENTUM) for arrays in (state, kept))
         vectors = [params, pseudo_gradient, following, *([former, newer] if self.momentum else [])]
@@ -201,8 +199,7 @@ def make_outer(spec: str, lr: float, momentum: float, own: str = NESTEROV) -> Ou
     `nesterov`; `optax:<name>` for `optax.<name>(lr)`, if it is on the list; `module:attribute` for a callable of the learning
     rate that returns an optax transformation, if `own` is the same.
 
-    Raises:
-        SettingsError: this process runs no such code, there is none here, or it makes no optimizer from a learning rate.
+    Raises `SettingsError`: this process runs no such code, there is none here, or it makes no optimizer from a learning rate.
     """
     check_outer(spec, own)
     if spec == NESTEROV:

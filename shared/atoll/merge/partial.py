@@ -6,22 +6,16 @@ A fold keeps a mean over weights (`FragmentFold`), so the mean over all follows 
 
     \bar x = \tfrac{W_a \bar x_a + W_b \bar x_b}{W_a + W_b}
 
-for the sum of values, of directions :math:`w\,\varphi(v)` and of lengths :math:`w \lVert v \rVert` alike. A region sends one
-vector in place of one for each of its learners. The decisions (which contributions, in which order, with which weights) are the
-shard's, as ever; a region only adds up.
+for the sum of values, of directions :math:`w\,\varphi(v)` and of lengths :math:`w \lVert v \rVert` alike. The decisions (which
+contributions, in which order, with which weights) are the shard's; a region only adds up. Only a plain fold has partial sums.
 
 **What travels.** One frame: the running mean, then the mean values of small slices (`atoll.merge.fold.SMALL`), in the run's
-`codec_up` if that is exact or bfloat16, else in bfloat16. In bfloat16 an element is wrong by a part in 256 at most, once more
-than without pre-merge; the error has no direction. One contribution alone in bfloat16 is not rounded again. Lengths travel as
-numbers.
+`codec_up` if that is exact or bfloat16, else in bfloat16. Lengths travel as numbers.
 
-**What is believed.** A region can say of its own learners what it likes; it cannot say more than they could. A slice of the
-mean is no longer than the mean of the lengths that the learners claim (triangle inequality), and a correction makes none
-longer (`atoll.merge.correction`). A mean of directions is no longer than the share of the weight that has one, in the unit that
-the region tells: so a unit, however short, gives a region no more of a direction than its weight.
-
-Only a plain fold has partial sums: a run that judges the contributions of a round by each other needs all of them in one
-place, and so do fragments merged by value with a memory.
+**Belief.** A region can say of its own learners what it likes; it cannot say more than they could. A slice of the mean is no
+longer than the mean of the lengths that the learners claim (triangle inequality), and a correction makes none longer. A mean
+of directions is no longer than the share of the weight that has one, in the unit that the region tells: so a unit, however
+short, gives a region no more of a direction than its weight.
 """
 
 from __future__ import annotations
@@ -118,8 +112,7 @@ class PartialShape:
     ) -> PartialMerge:
         """Return the partial sum of `shares` that arrived as `vector`, whose `measured` slices have the lengths `norms`.
 
-        Raises:
-            FrameRejected: `partial_claim`; these contributions cannot have such a sum.
+        Raises `FrameRejected`: `partial_claim`; these contributions cannot have such a sum.
         """
         weights = [one.weight * one.staleness_weight for one in shares]
         self._check(norms, lengths, shares, weights)

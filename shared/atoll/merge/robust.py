@@ -1,15 +1,17 @@
 r"""Robust merging: what a lying or broken learner can do to a round is bounded by what the others of the round say.
 
 The rules are a founder's choice. They need all contributions at once, so the fold waits for the round's end (`CollectedFold`).
-Lengths were measured on arrival and directions are compared on a sample, so there is one pass over memory, that of the merge.
+A learner has one vote, whatever it claims to weigh and however many of its contributions are in the round. A majority needs
+three: in a round of one or two learners nobody is judged.
 
-**Share** (`share_max`). No learner has more than this share of a round's weight: w_m is cut to the c at which
-min(w_m, c) <= s_max sum_k min(w_k, c) holds for all. Where fewer than 1 / s_max contribute, all weigh the same.
+**Share** (`share_max`). No learner has more than this share of a round's weight: w_m is cut to the c at which min(w_m, c) <=
+s_max sum_k min(w_k, c) holds for all. Where fewer than 1 / s_max contribute, all weigh the same.
 
 **Clipping** (`robust` "clip"). No slice is longer than `CLIP` times the median of the round's lengths of that slice: no
 minority can move a median beyond the honest ones' lengths.
 
-**Gate** (`robust` "gate", with clipping). Per slice, a contribution is compared with the mean direction of *other learners*. If
+**Gate** (`robust` "gate", with clipping). Per slice, a contribution is compared with the mean direction of *other learners*.
+If
 
 .. math::  \cos(v_m, \sum_{k \ne m} \varphi(v_k)) < -\max(OPPOSED, 2 / \sqrt n)
 
@@ -17,18 +19,10 @@ it is not heard there: FLTrust (Cao et al., arXiv 2012.13995) with the others in
 compared; a random direction has a cosine of standard deviation 1 / sqrt(n), so chance excludes hardly anybody. If not more
 than half agree, there is no majority to believe, and all are heard.
 
-A learner has one vote, whatever it claims to weigh and however many of its contributions are in the round: late ones may be in
-it beside the one in time. A majority needs three: in a round of one or two learners nobody is judged.
-
-**Alignment** (`alignments`) is noted, whatever the rules, and decides nothing. A machine that computes wrongly, or on damaged
-data, sends pseudo-gradients that are finite and as long as the others'; their direction gives it away. For contributions v_m
-and the merged pseudo-gradient u a shard notes
-
-.. math::  merged_m = \cos(v_m, u), \qquad others_m = \cos(v_m, \sum_{k \ne m} \varphi(v_k))
-
-A contribution is part of u, so noise alone reaches a `merged` of about 1 / sqrt(M) in a round of M. `others` leaves it out:
-noise is near 0 there, a flipped sign is negative. In a round of two both have the same `others`, so only three or more learners
-tell which one is wrong. Both are estimated on `NOTED_RUNS` runs of a fragment, whatever its size, to about 0.016.
+**Alignment** (`alignments`) is noted, whatever the rules, and decides nothing: the cosines of a contribution v_m with the
+merged pseudo-gradient u, and with the others' mean direction as above. v_m is part of u, so noise alone reaches 1 / sqrt(M)
+with u in a round of M; with the others noise is near 0, a flipped sign is negative. Both are estimated on `NOTED_RUNS` runs of
+a fragment, whatever its size, to about 0.016.
 """
 
 from __future__ import annotations
@@ -70,8 +64,6 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A contribution as `FragmentFold.add` takes it."""
-
     pseudo_gradient: Encoded
     norms: Sequence[float]
     weight: float
@@ -104,8 +96,7 @@ class CollectedFold:
     def result(self) -> MergeResult:
         """Return the merge of all contributions, with a judgement on each.
 
-        Raises:
-            ProtocolMisuse: nothing was added, or the result was given already.
+        Raises `ProtocolMisuse`: nothing was added, or the result was given already.
         """
         waiting, self._waiting = self._waiting, []
         if not waiting:

@@ -6,20 +6,17 @@ Running statistics are estimates from the data that an island has seen. The best
 
     v = \tfrac{\sum w_m x_m}{\sum w_m}
 
-with the newest value x_m of every learner m. A round holds only who pushed in time: with a quorum of one, and in the last round
-of most runs, that is one island. So the shard keeps the last values of the others (memory, a part of the outer state: it
-survives its shard) and counts them as if they had been pushed again. The weight is that of the push, but at least `FADING` of
-the one before: who pushes a few steps more before it leaves has not seen less than the others.
+with the newest value x_m of every learner m. A round holds only who pushed in time. So the shard keeps the last values of the
+others (memory, a part of the outer state) and counts them as if they had been pushed again. The weight is that of the push,
+but at least `FADING` of the one before: who pushes a few steps more before it leaves has not seen less than the others.
 
 The memory is bounded: `KEPT` learners, whoever pushed last, each for `KEPT_VERSIONS` versions, in fragments of up to
-`KEPT_ELEMENTS` elements. In a larger fragment, or where more learners than that are absent, a round counts without the rest. An
-absent learner whose values are `outlier_ratio` times longer than the median of all counts no more: it may have left because it
-had diverged.
+`KEPT_ELEMENTS` elements; else a round counts without the rest. An absent learner whose values are `outlier_ratio` times longer
+than the median of all counts no more: it may have left because it had diverged. Two contributions of one learner in a round
+count as their mean, with the larger weight of both.
 
 **Robust** (`protocol.robust`): from three learners on, each element is the median of what the learners have, one vote each. A
-minority cannot move it beyond the values of honest learners, so it cannot make a variance negative.
-
-Two contributions of one learner in a round count as their mean, with the larger weight of both.
+minority cannot move it beyond the values of honest learners.
 
 A mean of variances is no variance if one of them is negative, and a learner may push what it likes. So a negative number in a
 leaf that is a variance by its name (`atoll.model.leaf_conventions`) counts as zero: here in each contribution, and for
@@ -116,8 +113,7 @@ class ValuesFold:
     def result(self, memory: State, version: int) -> MergeResult:
         """Return the mean over the round that makes `version` and over `memory`, with the memory after it.
 
-        Raises:
-            ProtocolMisuse: nothing was added, or the result was given already.
+        Raises `ProtocolMisuse`: nothing was added, or the result was given already.
         """
         waiting, self._waiting = self._waiting, []
         if not waiting:
@@ -136,7 +132,6 @@ class ValuesFold:
         )
 
     def _mean(self, known: Sequence[LastValues]) -> Vector:
-        """Return the mean of all that is known, by weights, or the median of each element."""
         if self._settings.robust != "none" and len(known) >= MAJORITY_MIN:
             return _medians([each.values for each in known])
         weights = [each.weight for each in known]
@@ -179,7 +174,6 @@ def _faded(newest: LastValues, former: LastValues | None) -> LastValues:
 
 
 def _credible(absent: Sequence[LastValues], known: Sequence[LastValues], ratio: float) -> Sequence[LastValues]:
-    """Return the absent ones whose values are not much longer than usual; with fewer than three nothing is usual."""
     if ratio == 0.0 or len(known) < MAJORITY_MIN:
         return absent
     longest = ratio * float(np.median([l2_norm(each.values) for each in known]))
@@ -205,7 +199,6 @@ def _medians(vectors: Sequence[Vector]) -> Vector:
 
 
 def _packed(kept: Sequence[LastValues], elements: int) -> State:
-    """Return a memory as arrays of always the same shapes; an empty place has the weight 0."""
     places: dict[str, npt.NDArray[Any]] = {
         LEARNERS: np.zeros(KEPT, dtype=np.uint64),
         WEIGHTS: np.zeros(KEPT, dtype=np.float64),

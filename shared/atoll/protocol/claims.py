@@ -2,28 +2,19 @@
 
 A shard cannot see a learner's steps. It can see that no learner takes more steps a second than the run has agreed on
 (`steps_per_s_max`), that a step has no more tokens than agreed (`step_tokens_max`), and that what is pushed, overwritten and
-refused is no more than what was trained. So the weight of one contribution, tokens^2 / steps, grows no faster than time. (The
-reference learner declares sixteen times its founder's batch where nobody set `step_tokens_max`. In a loop of one's own there is
-no bound until its founder sets one.)
+refused is no more than what was trained. So the weight of one contribution, tokens^2 / steps, grows no faster than time. Where
+the run declares no batch, that of the others bounds what a step weighs and counts (`step_tokens_max`), and what they
+contribute bounds a contribution (`tokens_bound`). Only what is merged counts towards the run's target, so no report ends a
+run.
 
-It pushes no more of a fragment than it trained, either: each token may be pushed once (`FragmentSlot.is_overspent`).
-Where the run declares no batch, that of the others bounds what a step weighs and counts (`step_tokens_max`), and what they
-contribute bounds a contribution (`tokens_bound`). Only what is merged counts towards the run's target, so no report ends a run.
-
-A claim beyond that is none of a learner of ours. Such a heartbeat is dropped whole: it moves no sum and no clock. So a learner
-that goes on like that is silent, and no round waits for it. Such a contribution is refused as `implausible`, which is an
-offence. A farewell always ends its life; the totals in it are cut to what can be.
+A claim beyond that is none of a learner of ours. Such a heartbeat is dropped whole, so a learner that goes on like that is
+silent, and no round waits for it. Such a contribution is refused as `implausible`, which is an offence. A farewell always ends
+its life; the totals in it are cut to what can be.
 
 The first claim of a life that an owner hears is bounded by the time that the life can have lasted (`lived_s`): since the owner
 read the members without it, or since the run was founded, by clocks that may be an hour apart. The claims after it are bounded
-by the time since it.
-
-A reader of the run that judges nothing else (`atoll.run.member_roll`) has only the founding: it takes what could be by now.
-
-A learner keeps the same bound from its own side (`StepAllowance`): it holds a faster loop, and says so. So nothing of an
-honest loop is beyond belief, whichever owner hears it, and whenever.
-
-A learner in turn believes a call's claim of how far the run is only as far as a fleet can have come (`RunProgress`).
+by the time since it. A learner keeps the same bound from its own side (`StepAllowance`), so nothing of an honest loop is
+beyond belief, whichever owner hears it. It believes a call's claim of how far the run is likewise (`RunProgress`).
 """
 
 from __future__ import annotations

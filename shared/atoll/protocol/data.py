@@ -1,9 +1,9 @@
 """Leases on parts of the data: a pure ledger of which learner may read which, and the watch that tells when a lease is dead.
 
 An epoch is a keyed permutation of the run's blocks, so the ledger grants ranges of *positions*, and membership may change
-without reshuffling anything. A granted range stays one *unit* until it is read to its end, because the order of reading
-inside it is a function of the unit. The holder reports how far it has come (`read` of `of` windows), and the next holder
-goes on at exactly that window.
+without reshuffling anything. A granted range stays one *unit* until it is read to its end, because the order of reading inside
+it is a function of the unit. The holder reports how far it has come (`read` of `of` windows), and the next holder goes on at
+exactly that window.
 
     untouched ──take──► leased ──read to its end──► finished
                           │  ▲
@@ -11,16 +11,12 @@ goes on at exactly that window.
                        returned ─────────────────────────────────┘
 
 Invariants (tests/property/test_data_ledger.py): units of one epoch are disjoint, and a leased unit is granted to no other
-learner; an epoch is granted whole before the next one begins; finished, leased, returned and untouched blocks of an epoch
-add up to all of them.
+learner; an epoch is granted whole before the next one begins; finished, leased, returned and untouched blocks of an epoch add
+up to all of them.
 
-A lease is alive while its holder renews it. `LeaseWatch` is one observer's judgement, by its own clock and by its own
-reads of the ledger: renewals that stood still for `lease_s` are dead. The clocks of two machines are never compared, and
-time in which the observer could not read (its broker was away) counts at most a little. A holder that was frozen or cut off
-finds its unit gone at its next renewal; blocks that it read in between may be read by two learners.
-
-Any learner may write the record, so a ledger has bounds (`fault`), and no change leads beyond them: whoever can read a ledger
-can write the next one. At all bounds at once, with the longest names and numbers, it fits into a record.
+A lease is alive while its holder renews it (`LeaseWatch`). A holder that was frozen or cut off finds its unit gone at its next
+renewal; blocks that it read in between may be read by two learners. Any learner may write the record, so a ledger has bounds
+(`fault`), and no change leads beyond them. At all bounds at once it fits into a record.
 """
 
 from __future__ import annotations

@@ -1,12 +1,23 @@
-"""Facts, in the past tense, go into the machines; commands, imperatives whose order a driver keeps, come out: no tensors."""
+"""Facts, in the past tense, go into the machines; commands, imperatives whose order a driver keeps, come out: no tensors.
+
+Every message and every command names its cause (`cause_id`) by an id, so what is visible can be traced back:
+
+    due/3 ──► call/3/17/1 ──► push/a/1/3/5 ──► commit/3/18 ──► head/3/18 ──► adopted by each learner
+
+`due/<fragment>` and `grace/<fragment>` are timers, `call/<fragment>/<version>/<attempt>` asks for a fragment on a version,
+`push/<learner>/<incarnation>/<fragment>/<push>` is a contribution, `commit/<fragment>/<version>` and
+`head/<fragment>/<version>` make a version. `beat/<learner>/<incarnation>` is a heartbeat and `bye/<learner>/<incarnation>` a
+farewell; `queue` is a look at a shard's queue, and `drain` the order to finish.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
-from atoll.protocol.waits import RoundNeeds, RoundReasons
+from atoll.base.quantities import Count, Figure, PeerId, Text, Version
 
 
 class PushKey(NamedTuple):
@@ -18,8 +29,13 @@ class PushKey(NamedTuple):
     push: int
 
 
+def id_of(kind: Literal["call", "push", "commit", "head", "beat", "bye"], *parts: str | int) -> str:
+    """Return the id of what has parts; the list of ids above names those of each kind."""
+    return "/".join([kind, *map(str, parts)])
+
+
 class Fact(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened at `at_s` (monotonic, seconds); `cause_id` is for log lines (`atoll.protocol.waits`)."""
+    """Something that happened at `at_s` (monotonic, seconds); `cause_id` is for log lines (`id_of`)."""
 
     at_s: float
     cause_id: str = ""
@@ -196,6 +212,118 @@ class PushRefused(Fact, frozen=True, kw_only=True):
     fragment: int
     push: int
     reason: str
+
+
+# --- why a round waited ------------------------------------------------------------------------------------------
+
+# The shard notes why a round waits, at each of the four places where it can. The note travels with the commit (`Commit.why`)
+# into the log line of the round, into its event, and from there to `atoll why`; `atoll.run.decisions` has the sentences:
+#
+#     version v visible ──rests──► called ──waits──► quorum of K met ──grace──► end ──► merged, stored, v + 1 visible
+#                         │                  │                          │
+#                   `opened`, `late_s`   `unanswered`, `met_by`    `grace`, `missing`
+
+NAMED_MAX: Final = 12
+
+Opened = Literal["first", "due", "last_push", "never"]
+
+
+class Names(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Some learners: the first `NAMED_MAX` of them by name, and how many there are."""
+
+    names: Annotated[tuple[PeerId, ...], msgspec.Meta(max_length=NAMED_MAX)] = ()
+    count: Count = 0
+
+    @classmethod
+    def of(cls, learners: Iterable[str]) -> Names:
+        """Return these learners, bounded, because a round of thousands is written down as well."""
+        ordered = sorted(learners)
+        return cls(tuple(ordered[:NAMED_MAX]), len(ordered)) if ordered else NOBODY
+
+
+class Opening(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a round came to be called.
+
+    Attributes:
+        opened: "first": its first beat came; "due": its beat came; "last_push": the last push of a learner that leaves opened
+            it; "never": it was not called.
+        rested_s: from the moment its version was visible here, or the shard began, to the first call.
+        late_s: how long after its beat it was called.
+        behind_commit: whether its version was visible only after the beat.
+        interval_steps, step_s: the interval is H steps of this length.
+        cause_id: what caused the first call.
+    """
+
+    opened: Opened = "never"
+    rested_s: Figure = 0.0
+    late_s: Figure = 0.0
+    behind_commit: bool = False
+    interval_steps: Count = 0
+    step_s: Figure = 0.0
+    cause_id: Text = ""
+
+
+NOBODY: Final = Names()
+NEVER_CALLED: Final = Opening()
+
+
+class GraceWindow(msgspec.Struct, frozen=True):
+    """The time that a round may wait after its quorum, and the terms of Eq. 3 that say so, all in seconds.
+
+    `bound` names the term that decided: "none" (no slack is left), "slack" (gamma times the slack) or "cap".
+    """
+
+    granted_s: Figure
+    bound: Literal["none", "slack", "cap"]
+    step_s: Figure
+    quorum_s: Figure
+    sync_s: Figure
+    overlap_s: Figure
+    slack_s: Figure
+    cap_s: Figure
+
+
+class RoundNeeds(msgspec.Struct, frozen=True):
+    """The need of a round that is called again: `contributed` of `quorum` are there, and of `live` some are `unanswered`."""
+
+    quorum: int
+    contributed: int
+    unanswered: Names
+    live: int
+
+
+class RoundReasons(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why one round took as long as it did.
+
+    Attributes:
+        version: the version that it began with; it made the next one.
+        opening: how it came to be called.
+        calls: how often it was called.
+        quorum: K, how many learners had to contribute.
+        quorum_wait_s: from the first call to the quorum.
+        unanswered: live learners that had not answered when it was called again for the last time.
+        met_by: the id of the contribution that met the quorum; empty when it was never met.
+        grace: the window that Eq. 3 granted, with its terms; None without a quorum.
+        grace_waited_s: how long it really waited after the quorum.
+        end: why it ended ("all answered", "grace over", "nobody left").
+        missing: live learners that had not answered at the end.
+        reading: contributions that had arrived and were still being read then.
+        together: whether it waited without a bound, because the run ends together.
+    """
+
+    version: Version
+    opening: Opening = NEVER_CALLED
+    calls: Count = 0
+    quorum: Count = 1
+    quorum_wait_s: Figure = 0.0
+    unanswered: Names = NOBODY
+    met_by: Text = ""
+    grace: GraceWindow | None = None
+    grace_waited_s: Figure = 0.0
+    end: Text = ""
+    missing: Names = NOBODY
+    reading: Count = 0
+    together: bool = False
 
 
 # --- commands of a shard -----------------------------------------------------------------------------------------

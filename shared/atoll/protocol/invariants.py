@@ -19,9 +19,8 @@ from collections.abc import Iterable, Mapping
 from atoll.base.errors import AtollError
 from atoll.base.parsing import parsed
 from atoll.protocol.events import Acknowledge, Command, Commit, Dismiss, Fetch, Fold, PushKey, Unfold
-from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.island import Island
-from atoll.protocol.ledger import Ledger
+from atoll.protocol.ledger import FragmentLedger, Ledger, life_of
 from atoll.protocol.round import Phase
 from atoll.protocol.shard import Shard
 
@@ -130,7 +129,7 @@ class Durable:
 
     def see_dismissed(self, dismiss: Dismiss) -> None:
         """Check a farewell that the queue has let go of: nobody will hear it again."""
-        ledger, name = self.fragment_ledger[dismiss.fragment], f"{dismiss.learner}/{dismiss.incarnation}"
+        ledger, name = self.fragment_ledger[dismiss.fragment], life_of(dismiss.learner, dismiss.incarnation)
         known = ledger.former.covers(name) or (name in ledger.reports and ledger.reports[name].left)
         require(known, "a farewell that is dismissed is in the ledger", dismiss)
 

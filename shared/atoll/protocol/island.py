@@ -1,28 +1,24 @@
 """A learner's side of the protocol: what it pushes, what it adopts, and where its tokens went.
 
 For each fragment an incarnation is a chain of *local intervals*. An interval begins when the learner adopts a version (the
-anchor) and ends when it adopts the next. Within an interval the learner pushes at most one contribution: the
-pseudo-gradient of the snapshot at the first call, with the tokens and steps since the anchor. The same durable push answers
-later calls for the same base, so tokens of different pushes are disjoint and each has one fate (docs/adr/0004). If the run
-ends `together`, a leaving learner also pushes the residual steps that it trained after that push.
+anchor) and ends when it adopts the next. Within an interval the learner pushes at most one contribution: the pseudo-gradient
+of the snapshot at the first call, with the tokens and steps since the anchor. The same durable push answers later calls for
+the same base, so tokens of different pushes are disjoint and each has one fate (docs/adr/0004). If the run ends `together`, a
+leaving learner also pushes the residual steps that it trained after that push.
 
     adopt v ──steps──> call: push (tokens a) ──steps (tokens b)──> adopt v+1
                        a: merged, merged late or refused           b: superseded by the overwrite, or carried along
 
-A learner answers a call at once from its last completed step and never waits for a step boundary. A learner with an older
-anchor than the call pushes what it has, as a late contribution, and fetches the head that it missed. It does not push what is
-too late to be merged (`age_max`): a newcomer's first step is compiled, and rounds pass meanwhile. A learner whose steps are
-longer than a round's interval may find the next head waiting at every boundary, before any call found tokens in its interval.
-It then pushes first, on its old base, what the overwrite would throw away; the next round takes it late.
+A learner answers a call at once from its last completed step. One with an older anchor than the call pushes what it has, as a
+late contribution, and fetches the head that it missed; it does not push what is too late to be merged (`age_max`). One whose
+steps are longer than a round's interval may find the next head waiting at every boundary, before any call found tokens in its
+interval. It then pushes first, on its old base, what the overwrite would throw away.
 
 After `UNHEARD_CALLS` repeated calls for a version that it has already answered, a learner assumes that its push was refused
 and the notice lost. It adopts that version again and may push once more. Otherwise a fragment could wait for ever.
 
 A call, a tap or a verdict is a hint that may be wrong and repeated for ever: it leads to one look at the record. A look that
 finds nothing newer puts off the next one, up to `LOOK_S_MAX`, and to begin anew from the same version is put off likewise.
-
-Each step that ends is a boundary, at which the machine commands to adopt what is ready. It asks for at most one fetch of a
-fragment at a time, and only for one that it needs.
 """
 
 from __future__ import annotations
@@ -50,10 +46,10 @@ from atoll.protocol.events import (
     PushSettled,
     SnapshotKept,
     StepDone,
+    id_of,
 )
 from atoll.protocol.pacing import RECALL_S_MIN
 from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol.waits import id_of
 
 UNHEARD_CALLS = 3
 LOOK_S = 0.1
@@ -113,7 +109,6 @@ class Island:
     """The machine of one incarnation; `anchors` are the versions that it adopted when it joined."""
 
     def __init__(self, settings: ProtocolSettings, anchors: Mapping[int, int]) -> None:
-        """Start with an empty local interval per fragment."""
         self.settings = settings
         self.intervals = {fragment: LocalInterval(anchor, known=anchor) for fragment, anchor in anchors.items()}
         self.tokens = 0
@@ -185,14 +180,14 @@ class Island:
         if self.draining:
             return []
         interval.ready = event.version
-        return self._look_on(event.fragment, interval, event)
+        return self._hear_of(event.fragment, interval, interval.hinted, event)
 
     def _on_nothing_newer(self, event: NothingNewer) -> list[Command]:
         interval = self.intervals[event.fragment]
         interval.fetching = False
         interval.vain += 1
         interval.look_s = event.at_s + min(LOOK_S_MAX, LOOK_S * 2.0 ** min(interval.vain, 16))
-        return self._look_on(event.fragment, interval, event)
+        return self._hear_of(event.fragment, interval, interval.hinted, event)
 
     def _on_fetch_failed(self, event: FetchFailed) -> list[Command]:
         self.intervals[event.fragment].fetching = False
@@ -297,7 +292,6 @@ class Island:
         return self._counts(interval, version - 1) or alone <= self.settings.interval_steps
 
     def _goes_on_from_pushes(self, fragment: int) -> bool:
-        """Return whether an adoption, or the last push, may go on from the snapshot that was pushed before."""
         return self.settings.of(fragment).adoption == "carry" or self.settings.ending == "together"
 
     def _counts(self, interval: LocalInterval, version: int) -> bool:
@@ -323,7 +317,6 @@ class Island:
         return [self._push(fragment, interval, cause_id, final=True, onward=True)]
 
     def _called_again(self, fragment: int, interval: LocalInterval, sent: Sent, event: Fact) -> list[Command]:
-        """Count a call that a durable push of ours has answered; after some of them, begin anew from the anchor."""
         apart = sent.called_s is None or event.at_s - sent.called_s >= RECALL_S_MIN / 2.0
         if (fragment, sent.push) in self.in_flight or not apart:
             return []
@@ -331,7 +324,6 @@ class Island:
         return self._begin_again(fragment, interval, event) if sent.calls % UNHEARD_CALLS == 0 else []
 
     def _begin_again(self, fragment: int, interval: LocalInterval, event: Fact) -> list[Command]:
-        """Fetch the version that we hold, or a newer one, to begin anew from it; the more often, the later."""
         if interval.again_s is not None and event.at_s < interval.again_s:
             return []
         actions = self._fetch(fragment, interval, event.cause_id, again=True)
@@ -341,7 +333,6 @@ class Island:
         return actions
 
     def _hear_of(self, fragment: int, interval: LocalInterval, version: int, event: Fact) -> list[Command]:
-        """Fetch a version that we hear of, unless it is here or on its way, or we have just looked in vain."""
         if max(version, interval.known) <= interval.newest or self.draining:
             return []
         if interval.fetching:
@@ -351,10 +342,6 @@ class Island:
         if early and interval.known <= interval.newest:
             return []
         return self._fetch(fragment, interval, event.cause_id, version=version)
-
-    def _look_on(self, fragment: int, interval: LocalInterval, event: Fact) -> list[Command]:
-        """Look once more if a newer version was heard of during the look that has just ended."""
-        return self._hear_of(fragment, interval, interval.hinted, event)
 
     def _fetch(
         self, fragment: int, interval: LocalInterval, cause_id: str, *, version: int = 0, again: bool = False

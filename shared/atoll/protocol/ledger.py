@@ -1,7 +1,7 @@
 """Every token has one fate, counted from both sides.
 
-A token trained by a learner counts once per fragment (a *token-fragment*), since each fragment travels and is merged on
-its own. For every incarnation the learner's side says
+A token trained by a learner counts once per fragment (a *token-fragment*), since each fragment travels and is merged on its
+own. For every incarnation the learner's side says
 
     P * trained = pushed + superseded + refused_local + open
 
@@ -9,16 +9,22 @@ its own. For every incarnation the learner's side says
 
     pushed = merged + merged_late + refused + queued
 
-(`queued`: durable but not settled; zero at the end). The two are kept by different processes and meet only in
-`settle`, which is therefore a real check. The tokens that a dead incarnation had open, and only those, are `lost`.
+(`queued`: durable but not settled; zero at the end). The two are kept by different processes and meet only in `settle`, which
+is therefore a real check. The tokens that a dead incarnation had open, and only those, are `lost`.
 
-A shard's own ledger covers its own fragments; `Ledger.absorb` adds several shards together. Lives that have ended long ago
-are in one account together (`FormerLives`).
+A shard's own ledger covers its own fragments; `Ledger.absorb` adds several shards together. Lives that have ended long ago are
+in one account together (`FormerLives`).
+
+**Durable** is the ledger of each fragment (`FragmentLedger`): it is written together with the fragment's head, in one
+compare-and-set, so it is exact by construction. The next owner reads it and knows what not to merge again, however old a
+redelivery is. (A sum over several fragments, written with the head of one, would count a commit of another that is still under
+way.) Learners' own reports only grow, so any two copies merge by maximum; a ledger carries them because the last report of a
+learner that left is heard only once.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Protocol
@@ -34,12 +40,15 @@ from atoll.base.quantities import (
     Count,
     Incarnation,
     PeerId,
+    PushNumber,
     RunTokens,
     TokenFragments,
     Tokens,
     Word,
     at_most,
 )
+from atoll.protocol.events import PushKey, Share
+from atoll.protocol.quarantine import FADING, MEASURE_VERSIONS, MEASURES_MAX, OFFENCES, Measure
 
 KEPT_LIVES: Final = 32
 """How many lives that have ended keep their own accounts."""
@@ -52,14 +61,30 @@ TURNS: Final = 2
 """The turn at which a life is seen to be over may have begun before its end; the next one begins after it, and must pass."""
 ACCOUNTS_MAX: Final = 1536
 """How many accounts one message carries: 250 bytes each in the common case, 500 with the longest id and every reason."""
+RANGES_MAX: Final = 1024
+"""Ranges of settled pushes. A push that its learner gave up leaves a hole that stays; beyond this many ranges, which no honest
+learner reaches, the oldest hole counts as settled."""
+PushRange = Annotated[list[PushNumber], msgspec.Meta(min_length=2, max_length=2)]
+LEDGER_BYTES_MAX: Final = 64 << 20
+
+
+def life_of(learner: str, incarnation: int) -> str:
+    """Return the name of a life: `learner/incarnation`."""
+    return f"{learner}/{incarnation}"
+
+
+def split_life(name: str) -> tuple[str, int]:
+    """Return the learner and the incarnation of a life, by its name."""
+    learner, _, incarnation = name.rpartition("/")
+    return learner, int(incarnation)
 
 
 class FormerLives(msgspec.Struct):
     """The sums of `lives` that are over and settled, of `tokens` trained: in token-fragments of one fragment, or of several.
 
-    A run may go on for months, and a learner that is restarted a thousand times had a thousand lives. An account of each would
-    be in every commit for ever. So the accounts of lives that have *ended* (their learner left, or has a later life) are folded
-    into sums, once nothing of them can come any more, but for the last `KEPT_LIVES`, which people may want to see.
+    A learner that is restarted a thousand times had a thousand lives, and an account of each would be in every commit for ever.
+    So the accounts of lives that have *ended* (their learner left, or has a later life) are folded into sums, once nothing of
+    them can come any more, but for the last `KEPT_LIVES`, which people may want to see.
 
         P * trained = merged + merged_late + superseded + refused + lost         (in token-fragments, exact)
 
@@ -104,11 +129,7 @@ class FormerLives(msgspec.Struct):
 
     def fates(self) -> dict[str, int]:
         """Return what became of every token-fragment, by the names of `Account.fates`."""
-        fates = {"merged": self.merged, "merged_late": self.merged_late, "superseded": self.superseded}
-        if self.refused_local:
-            fates["refused:local"] = self.refused_local
-        fates |= {f"refused:{reason}": count for reason, count in self.refused.items()}
-        return {**fates, "lost": self.lost}
+        return {**_known_fates(self), "lost": self.lost}
 
     def without_fates(self) -> FormerLives:
         """Return what is known of these lives beside their fates: how many, what they trained, and which they are."""
@@ -116,8 +137,8 @@ class FormerLives(msgspec.Struct):
 
     def covers(self, name: str) -> bool:
         """Return whether a life, `learner/incarnation`, is folded."""
-        learner, _, incarnation = name.rpartition("/")
-        return learner in self.until and int(incarnation) <= self.until[learner]
+        learner, incarnation = split_life(name)
+        return learner in self.until and incarnation <= self.until[learner]
 
     def enter(self, part: LifePart) -> None:
         """Add one life's part in these fragments."""
@@ -136,8 +157,8 @@ class FormerLives(msgspec.Struct):
 
     def remember(self, name: str) -> None:
         """Note that a life is folded, and with it all former ones of its learner."""
-        learner, _, incarnation = name.rpartition("/")
-        self.until[learner] = max(int(incarnation), self.until.pop(learner, 0))
+        learner, incarnation = split_life(name)
+        self.until[learner] = max(incarnation, self.until.pop(learner, 0))
         while len(self.until) > UNTIL_MAX:
             del self.until[next(iter(self.until))]
             self.forgotten = at_most(COUNT_MAX, self.forgotten + 1)
@@ -229,19 +250,16 @@ class EndedLives:
 
 def _first_of(names: Iterable[str], noted: Collection[str]) -> Iterator[str]:
     """Yield those lives, of a bounded number of learners, of which no earlier one of the same learner stays behind."""
-    by_learner: dict[str, list[int]] = {}
-    for name in noted:
-        learner, _, incarnation = name.rpartition("/")
-        by_learner.setdefault(learner, []).append(int(incarnation))
-    ready: dict[str, set[int]] = {}
-    for name in names:
-        learner, _, incarnation = name.rpartition("/")
-        ready.setdefault(learner, set()).add(int(incarnation))
+    by_learner, ready = defaultdict[str, list[int]](list), defaultdict[str, set[int]](set)
+    for learner, incarnation in map(split_life, noted):
+        by_learner[learner].append(incarnation)
+    for learner, incarnation in map(split_life, names):
+        ready[learner].add(incarnation)
     for learner, numbers in list(ready.items())[:BATCH_LEARNERS]:
         for number in sorted(by_learner[learner]):
             if number not in numbers:
                 break
-            yield f"{learner}/{number}"
+            yield life_of(learner, number)
 
 
 class Fates(Protocol):
@@ -279,21 +297,36 @@ class Account(msgspec.Struct):
         """Return the token-fragments that shards have given a fate."""
         return self.merged + self.merged_late + sum(self.refused.values())
 
+    @property
+    def spent(self) -> int:
+        """Return the token-fragments that its learner has given a fate: pushed, superseded or refused at home."""
+        return self.pushed + self.superseded + self.refused_local
+
     def fates(self, fragments: int) -> dict[str, int]:
         """Return what became of every token-fragment, for a run of `fragments` fragments that is over.
 
         `lost` is what no other fate claims; negative when something was counted twice (`settle` says so).
         """
-        fates = {"merged": self.merged, "merged_late": self.merged_late, "superseded": self.superseded}
-        if self.refused_local:
-            fates["refused:local"] = self.refused_local
-        fates |= {f"refused:{reason}": count for reason, count in self.refused.items()}
+        fates = _known_fates(self)
         return {**fates, "lost": fragments * self.trained - sum(fates.values())}
 
-    def settled_fates(self) -> dict[str, int]:
-        """Return the token-fragments that shards have given a fate, by fate."""
-        refused = {f"refused:{reason}": count for reason, count in self.refused.items()}
-        return {"merged": self.merged, "merged_late": self.merged_late, **refused}
+
+def settled_fates(sums: Fates) -> dict[str, int]:
+    """Return the token-fragments that shards have given a fate, by fate."""
+    refused = {f"refused:{reason}": count for reason, count in sums.refused.items()}
+    return {"merged": sums.merged, "merged_late": sums.merged_late, **refused}
+
+
+def _known_fates(sums: Account | FormerLives) -> dict[str, int]:
+    fates = {"merged": sums.merged, "merged_late": sums.merged_late, "superseded": sums.superseded}
+    if sums.refused_local:
+        fates["refused:local"] = sums.refused_local
+    return fates | settled_fates(sums)
+
+
+def fate_of(share: Share) -> str:
+    """Return the fate of the tokens of a contribution that a commit includes."""
+    return "merged_late" if share.age else "merged"
 
 
 class Ledger(msgspec.Struct):
@@ -311,7 +344,7 @@ class Ledger(msgspec.Struct):
 
     def account(self, learner: str, incarnation: int) -> Account:
         """Return the account of one incarnation; open it if it is new."""
-        return self.accounts.setdefault(f"{learner}/{incarnation}", Account())
+        return self.accounts.setdefault(life_of(learner, incarnation), Account())
 
     def take_report(
         self, learner: str, incarnation: int, tokens: int, pushed: int, superseded: int, local: int
@@ -336,12 +369,12 @@ class Ledger(msgspec.Struct):
 
     def ever_refused(self, learner: str, incarnation: int) -> bool:
         """Return whether anything of one incarnation was refused; to ask opens no account."""
-        account = self.accounts.get(f"{learner}/{incarnation}")
+        account = self.accounts.get(life_of(learner, incarnation))
         return account is not None and bool(account.refused)
 
     def ever_merged(self, learner: str, incarnation: int) -> bool:
         """Return whether anything of one incarnation was merged; to ask opens no account."""
-        account = self.accounts.get(f"{learner}/{incarnation}")
+        account = self.accounts.get(life_of(learner, incarnation))
         return account is not None and account.merged + account.merged_late > 0
 
     def count(self, tokens: int) -> None:
@@ -358,9 +391,9 @@ class Ledger(msgspec.Struct):
         for key, theirs in other.accounts.items():
             if self.former.covers(key):
                 continue
-            learner, _, incarnation = key.rpartition("/")
+            learner, incarnation = split_life(key)
             self.take_report(
-                learner, int(incarnation), theirs.trained, theirs.pushed, theirs.superseded, theirs.refused_local
+                learner, incarnation, theirs.trained, theirs.pushed, theirs.superseded, theirs.refused_local
             )
             self.accounts[key].left = self.accounts[key].left or theirs.left
 
@@ -393,7 +426,208 @@ class Ledger(msgspec.Struct):
 def _part_of(account: Account, fragments: int) -> LifePart:
     """Return a life's part in so many fragments: what is not settled there was superseded if it has left, and else lost."""
     gone = None if account.left else 0
-    return part_of(account.trained, account.settled_fates(), fragments, superseded=gone, refused_local=0)
+    return part_of(account.trained, settled_fates(account), fragments, superseded=gone, refused_local=0)
+
+
+class SettledPushes(msgspec.Struct):
+    """One incarnation's tokens of one fragment by fate, the settled push numbers as ranges `[first, last]`, offences.
+
+    `clean` counts the contributions that were merged since the last offence, or since one has faded.
+    `final` is the number of the push that it called its last, 0 before that.
+    """
+
+    merged: TokenFragments = 0
+    merged_late: TokenFragments = 0
+    refused: dict[Word, TokenFragments] = msgspec.field(default_factory=dict)
+    pushes: Annotated[list[PushRange], msgspec.Meta(max_length=RANGES_MAX)] = msgspec.field(default_factory=list)
+    offences: Count = 0
+    clean: Count = 0
+    final: Count = 0
+
+
+class LearnerReport(msgspec.Struct):
+    """The last report of one incarnation, as in `atoll.protocol.ledger.Account`."""
+
+    trained: Tokens = 0
+    pushed: TokenFragments = 0
+    superseded: TokenFragments = 0
+    refused_local: TokenFragments = 0
+    left: bool = False
+
+
+class FragmentLedger(msgspec.Struct):
+    """The ledger of one fragment; keys are `learner/incarnation`. `lengths`: the measure of each learner.
+
+    `former`: the part of this fragment in lives whose accounts are folded. `tokens_counted`: the tokens merged, as far as they
+    count towards the run's target; `run_tokens`: those of the run, as its owner knew them.
+    """
+
+    settled: dict[AccountKey, SettledPushes] = msgspec.field(default_factory=dict)
+    reports: dict[AccountKey, LearnerReport] = msgspec.field(default_factory=dict)
+    lengths: Annotated[dict[PeerId, Measure], msgspec.Meta(max_length=MEASURES_MAX)] = msgspec.field(
+        default_factory=dict
+    )
+    run_tokens: RunTokens = msgspec.field(default=0, name="told_tokens")
+    former: FormerLives = msgspec.field(default_factory=FormerLives)
+    tokens_counted: RunTokens = 0
+
+    def knows(self, key: PushKey) -> bool:
+        """Return whether a contribution has a fate, or comes of a life that is folded."""
+        name = life_of(*key[:2])
+        account = self.settled.get(name)
+        if account is None:
+            return self.former.covers(name)
+        return any(first <= key.push <= last for first, last in account.pushes)
+
+    def spent(self, learner: str, incarnation: int) -> int:
+        """Return the tokens of the pushes of one incarnation that have a fate, but for those that could not be."""
+        account = self._of(learner, incarnation)
+        refused = sum(tokens for reason, tokens in account.refused.items() if reason != "implausible")
+        return account.merged + account.merged_late + refused
+
+    def last_push(self, key: PushKey) -> int:
+        """Return the number of the push that this life called its last, 0 for none."""
+        return self._of(*key[:2]).final
+
+    def merge(self, share: Share, *, final: bool = False, shard: Ledger | None = None) -> None:
+        """Enter a contribution that is about to be committed, also into the ledger of its shard."""
+        account = self._settle(share.key, share.tokens, fate_of(share), final=final, shard=shard)
+        self.tokens_counted = at_most(RUN_TOKENS_MAX, self.tokens_counted + share.credit)
+        if account.offences:
+            account.clean += 1
+            if account.clean >= FADING:
+                account.offences, account.clean = account.offences - 1, 0
+
+    def refuse(
+        self, key: PushKey, tokens: int, reason: str, *, final: bool = False, shard: Ledger | None = None
+    ) -> None:
+        """Enter a contribution that is refused whole, also into the ledger of its shard."""
+        account = self._settle(key, tokens, "refused", reason, final=final, shard=shard)
+        if reason in OFFENCES:
+            account.offences, account.clean = at_most(COUNT_MAX, account.offences + 1), 0
+
+    def offences(self, learner: str, incarnation: int) -> int:
+        """Return how often one incarnation sent something that no healthy learner sends."""
+        return self._of(learner, incarnation).offences
+
+    def has_merged(self, learner: str, incarnation: int) -> bool:
+        """Return whether a contribution of an incarnation has been merged."""
+        account = self._of(learner, incarnation)
+        return account.merged + account.merged_late > 0
+
+    def _of(self, learner: str, incarnation: int) -> SettledPushes:
+        return self.settled.get(life_of(learner, incarnation)) or SettledPushes()
+
+    def measures(self, version: int) -> dict[str, Measure]:
+        """Return the measures by learner that are not too old at a version."""
+        return {name: each for name, each in self.lengths.items() if version - each.version <= MEASURE_VERSIONS}
+
+    def remember(self, learner: str, measure: Measure) -> None:
+        """Keep a learner's latest length in place of its former one; a norm of 0 means that it was not measured."""
+        if measure.norm > 0.0 and self.has_merged(learner, measure.incarnation):
+            kept = self.measures(measure.version) | {learner: measure}
+            newest = sorted(kept, key=lambda name: (kept[name].version, name), reverse=True)[:MEASURES_MAX]
+            self.lengths = {name: kept[name] for name in newest}
+
+    def freeze(self, ledger: Ledger) -> bytes:
+        """Return the ledger of this moment as JSON, with the learners' reports; `parsed` reads it."""
+        reports = {
+            key: LearnerReport(account.trained, account.pushed, account.superseded, account.refused_local, account.left)
+            for key, account in ledger.accounts.items()
+        }
+        now = FragmentLedger(self.settled, reports, self.lengths, ledger.run_tokens, self.former, self.tokens_counted)
+        return msgspec.json.encode(now)
+
+    def enter_into(self, ledger: Ledger) -> None:
+        """Add this fragment's fates to a shard's ledger, and what learners reported."""
+        ledger.count(max(self.run_tokens, self.tokens_counted))
+        ledger.former.add(self.former)
+        ledger.fragments += 1
+        for name, report in self.reports.items():
+            learner, incarnation = split_life(name)
+            told = (report.trained, report.pushed, report.superseded, report.refused_local)
+            ledger.take_report(learner, incarnation, *told)
+            ledger.accounts[name].left = ledger.accounts[name].left or report.left
+        for name, settled in self.settled.items():
+            learner, incarnation = split_life(name)
+            ledger.book(learner, incarnation, settled.merged, "merged")
+            ledger.book(learner, incarnation, settled.merged_late, "merged_late")
+            for reason, tokens in settled.refused.items():
+                ledger.book(learner, incarnation, tokens, "refused", reason)
+
+    def account(self, name: str) -> Account:
+        """Return what is known here of one life; it is a copy."""
+        report, settled = self.reports.get(name, LearnerReport()), self.settled.get(name, SettledPushes())
+        return Account(
+            report.trained,
+            report.pushed,
+            report.superseded,
+            report.refused_local,
+            settled.merged,
+            settled.merged_late,
+            settled.refused,
+            report.left,
+        )
+
+    def _settle(
+        self, key: PushKey, tokens: int, fate: str, reason: str = "", *, final: bool, shard: Ledger | None
+    ) -> SettledPushes:
+        account = self.settled.setdefault(life_of(*key[:2]), SettledPushes())
+        book_fate(account, tokens, fate, reason)
+        if shard is not None:
+            shard.book(key.learner, key.incarnation, tokens, fate, reason)
+        if final and not account.final:
+            account.final = key.push
+        joined: list[list[int]] = []
+        for first, last in sorted([*account.pushes, [key.push, key.push]]):
+            if joined and first <= joined[-1][1] + 1:
+                joined[-1] = [joined[-1][0], max(joined[-1][1], last)]
+            else:
+                joined.append([first, last])
+        while len(joined) > RANGES_MAX:
+            joined[:2] = [[joined[0][0], joined[1][1]]]
+        account.pushes = joined
+        return account
+
+
+def fold_life(ledgers: Mapping[int, FragmentLedger], name: str, account: Account, fragments: int) -> None:
+    """Fold a life into the former lives of some of a run's `fragments`: each takes its own part, with its own fates.
+
+    `account` says what its learner reported. Where these are not all fragments, what the others settled is not known here: of
+    a learner that left in good order, all that is not settled was superseded.
+    """
+    here = len(ledgers)
+    local = share_of(account.refused_local, ledgers, fragments)
+    superseded = share_of(account.superseded, ledgers, fragments)
+    exact = account.left and here < fragments and fragments * account.trained == account.spent
+    for ledger in ledgers.values():
+        settled = ledger.settled.pop(name, SettledPushes())
+        ledger.reports.pop(name, None)
+        gone = None if exact else superseded
+        part = part_of(account.trained, settled_fates(settled), 1, superseded=gone, refused_local=local)
+        local -= part.fates["refused:local"]
+        superseded -= part.fates["superseded"]
+        ledger.former.enter(part)
+        ledger.former.remember(name)
+
+
+def adds_up(account: Account, fragments: int, *, all_here: bool) -> bool:
+    """Return whether a life that is over balances, as `settle` asks; `all_here`: no other shard settles anything of it."""
+    if account.left and (
+        fragments * account.trained != account.spent or (all_here and account.pushed != account.settled)
+    ):
+        return False
+    return account.settled <= fragments * account.trained
+
+
+def close_together(ledgers: Mapping[int, FragmentLedger], fragments: int) -> None:
+    """Fold in each of a run's ledgers what is folded in another: they were written one after the other."""
+    former = FormerLives()
+    for ledger in ledgers.values():
+        former.add(ledger.former)
+    for fragment, ledger in ledgers.items():
+        for name in [name for name in {**ledger.settled, **ledger.reports} if former.covers(name)]:
+            fold_life({fragment: ledger}, name, ledger.account(name), fragments)
 
 
 def parts(ledger: Ledger, accounts_max: int = ACCOUNTS_MAX) -> list[Ledger]:
@@ -423,10 +657,9 @@ def newest(ledger: Ledger, accounts_max: int = ACCOUNTS_MAX) -> Ledger:
     if len(ledger.accounts) <= accounts_max:
         return ledger
     newest_life: dict[str, int] = {}
-    for key in ledger.accounts:
-        learner, _, incarnation = key.rpartition("/")
-        newest_life[learner] = max(newest_life.get(learner, 0), int(incarnation))
-    present = {f"{learner}/{incarnation}" for learner, incarnation in newest_life.items()}
+    for learner, incarnation in map(split_life, ledger.accounts):
+        newest_life[learner] = max(newest_life.get(learner, 0), incarnation)
+    present = {life_of(*life) for life in newest_life.items()}
     rank = {
         key: (key in present and not account.left, number)
         for number, (key, account) in enumerate(ledger.accounts.items())
@@ -464,8 +697,7 @@ def settle(ledger: Ledger, fragments: int) -> Settlement:
         fates = account.fates(fragments)
         sums.update(fates)
         if account.left:
-            local = due - account.pushed - account.superseded - account.refused_local
-            if local:
+            if local := due - account.spent:
                 errors.append(f"{key}: its own ledger differs by {local} token-fragments")
             if account.pushed != account.settled:
                 errors.append(f"{key}: pushed {account.pushed} token-fragments, settled {account.settled}")

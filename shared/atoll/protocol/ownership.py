@@ -186,24 +186,16 @@ class Balance:
     def handle(self, fact: HostHeard) -> list[Command]:
         """Take in what a host says: another's word may be a reason to look at leases, our own one to give a shard up."""
         if fact.host == self.host:
-            return list[Command](self.rebalance(fact))
-        return [LookAtLeases()] if self.hear(fact) else []
-
-    def hear(self, fact: HostHeard) -> bool:
-        """Take note of another host; return whether it has newly given something up or is newly leaving."""
-        if fact.host == self.host:
-            return False
+            return self._rebalance(fact)
         before = self.others.pop(fact.host, None)
         self.others[fact.host] = fact
         while len(self.others) > HOSTS_MAX:
             del self.others[next(iter(self.others))]
-        return before is None or bool(before.owns - fact.owns) or fact.leaving
+        has_news = before is None or bool(before.owns - fact.owns) or fact.leaving
+        return [LookAtLeases()] if has_news else []
 
-    def rebalance(self, own: HostHeard) -> list[HandOver]:
-        """Return what to give up now so that shards are shared evenly: nothing, or one shard."""
-        if own.leaving or own.at_s < self.settled_s:
-            return []
-        if len(own.owns) < 2:
+    def _rebalance(self, own: HostHeard) -> list[Command]:
+        if own.leaving or own.at_s < self.settled_s or len(own.owns) < 2:
             return []
         there = self._by_load(own.at_s)
         richer = [other for other in there if (-len(other.owns), other.host) < (-len(own.owns), own.host)]
@@ -239,7 +231,6 @@ class Balance:
         return next((other.host for other in self._by_load(at_s) if shard in other.wants), "")
 
     def _by_load(self, at_s: float) -> list[HostHeard]:
-        """Return the hosts that may receive a shard, those with the fewest shards first."""
         fresh_s = SILENT_LEASES * self.lease_s
         there = [other for other in self.others.values() if at_s - other.at_s <= fresh_s and not other.leaving]
         return sorted(there, key=lambda other: (len(other.owns), other.host))

@@ -1,14 +1,10 @@
-r"""The pace of a run: how long steps take, how its shards hear of it, and when a fragment is called.
+r"""The pace of a run: how long steps take, how shards hear of it, when a fragment is called, how long its round may wait.
 
-A shard calls a fragment once per H steps of the fleet, and it knows of steps only from heartbeats. So a learner tells a figure
-that one odd step does not spoil (`StepTimes`), and tells it soon (`Heartbeats`). A shard takes that of the last heartbeat,
-within what its own clock allows for the steps that heartbeats count (`KnownLearner`).
-
-**The step time of a fleet** is the lower median over the learners that contribute (`lower_median`): half of them may claim that
-their steps take for ever, and a learner of whom nothing is merged sets nobody's pace.
-
-**Silence** counts only while the shard itself hears its broker (`ConnectedTime`): after an outage no learner is silent because
-the shard was away, and what an outage took is part of no average and of no step time.
+A shard knows of steps only from heartbeats. So a learner tells a figure that one odd step does not spoil (`StepTimes`), and
+tells it soon (`Heartbeats`). A shard takes that of the last heartbeat, within what its own clock allows for the steps that
+heartbeats count (`KnownLearner`). The step time of a fleet is the lower median over the learners that contribute: half of them
+may claim that their steps take for ever, and a learner of whom nothing is merged sets nobody's pace. Silence counts only while
+the shard itself hears its broker (`ConnectedTime`).
 
 **The rhythm of a fragment** is one beat per H median steps, staggered over the fragments of a run: beats of one fragment are
 an interval I apart, and those of P fragments I / P. A call rarely comes on its beat: a timer is late, a commit or an outage
@@ -18,9 +14,8 @@ took long. Such a call counts for the nearest beat,
 
     beat = due + I \cdot \mathrm{round}\left(\frac{at - due}{I}\right)
 
-and the next call is due one interval after that beat, which is half an interval to one and a half after the call. If it
-were due one interval after the call itself, an event that moves all fragments at once (an outage) would end the
-staggering for good: all rounds of the run would coincide from then on.
+and the next call is due one interval after that beat. If it were due one interval after the call itself, an event that moves
+all fragments at once (an outage) would end the staggering for good.
 """
 
 from __future__ import annotations
@@ -29,8 +24,10 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
-from atoll.protocol.events import LearnerBeat
+from atoll.protocol.events import GraceWindow, LearnerBeat
+from atoll.protocol.settings import ProtocolSettings
 
 RECENT_STEPS = 16
 ODD_TIMES = 3.0
@@ -273,6 +270,50 @@ def newest_of(known: dict[str, KnownLearner], learner: str, incarnation: int, he
     if view is None or incarnation > view.incarnation:
         view = known[learner] = KnownLearner(incarnation, heard_s)
     return view
+
+
+@dataclass(slots=True)
+class MovingAverage:
+    """`value <- (1 - decay) * value + decay * sample`; the first sample is taken whole. `value` is None before it."""
+
+    decay: float
+    value: float | None = None
+
+    def add(self, sample: float) -> float:
+        """Fold in `sample` and return the new value."""
+        self.value = sample if self.value is None else (1.0 - self.decay) * self.value + self.decay * sample
+        return self.value
+
+
+def grace_window(
+    settings: ProtocolSettings, step_s: float, quorum_s: float | None, sync_s: float | None
+) -> GraceWindow:
+    r"""Return how long a round may wait after its quorum, by Eq. 3 of arXiv 2604.21428, with its terms.
+
+    Let xi_step be the step time of the live learners, xi_quorum the time from call to quorum and xi_sync the time from the
+    end of collection to a visible head, each an exponential moving average. A round overlaps with tau inner steps, so what
+    is left for waiting is
+
+    .. math::
+
+        \xi_{slack} = \tau \xi_{step} - (\xi_{quorum} + \xi_{sync}), \qquad
+        \xi_{grace} = \mathrm{clamp}(\gamma \xi_{slack},\ 0,\ c\,\xi_{step})
+
+    with gamma < 1 and a cap of c steps. The average of xi_quorum holds the present round already, since its quorum is met;
+    xi_sync is zero until a first version is visible. xi_step is the *median* over live learners, so one slow island cannot
+    lengthen everybody's window.
+    """
+    quorum_s, sync_s = quorum_s or 0.0, sync_s or 0.0
+    overlap_s = settings.overlap_steps * step_s
+    slack_s = overlap_s - quorum_s - sync_s
+    cap_s = settings.grace_cap_steps * step_s
+    wanted_s = settings.grace_gamma * slack_s
+    bound: Literal["none", "slack", "cap"] = "slack"
+    if wanted_s <= 0.0:
+        wanted_s, bound = 0.0, "none"
+    elif wanted_s >= cap_s:
+        wanted_s, bound = cap_s, "cap"
+    return GraceWindow(wanted_s, bound, step_s, quorum_s, sync_s, overlap_s, slack_s, cap_s)
 
 
 def look_is_due(at_s: float, looked_s: float | None, learners: int) -> bool:

@@ -1,28 +1,26 @@
 """Protection against contributions that would spoil a run: one that is too long is shortened, one that is unusable is refused.
 
-A pseudo-gradient may be finite, of the right size and as long as claimed, and still ruin the model: memory flips bits, or
-a learning rate is a hundred times the run's. An honest one may be as long: an island with other data joins islands that
-have converged, or begins anew beside them. Length alone does not tell the two apart. So a contribution v over s steps is
-*clipped*: folded as `scale` v, as long as the others (norms ||v_i|| over s_i steps) and the parameters justify,
+A pseudo-gradient may be finite, of the right size and as long as claimed, and still ruin the model: memory flips bits, or a
+learning rate is a hundred times the run's. An honest one may be as long: an island with other data joins islands that have
+converged. So a contribution v over s steps is *clipped*: folded as `scale` v, as long as the others (norms ||v_i|| over s_i
+steps) and the parameters justify,
 
     ||scale v|| <= max(outlier_ratio * median_i(||v_i|| * steps(s / s_i)), share * ||theta||),  steps(x) = min(max(1, x), 10)
 
-k times the steps may lead k times as far, since every inner step has a bounded length; but steps are claims, so their
-factor is bounded. `share` is 0.1 with three others or more. Fewer cannot outvote a liar: then a contribution may be as long
-as the parameters themselves. A learner that is alone is measured by its own last length, and its first one by nothing.
+k times the steps may lead k times as far; but steps are claims, so their factor is bounded. `share` is 0.1 with three others
+or more. Fewer cannot outvote a liar: then a contribution may be as long as the parameters themselves. A learner that is alone
+is measured by its own last length, and its first one by nothing.
 
-**Measures.** Each learner has one: the length at which its latest contribution was folded, as the shard has computed it.
-Nothing that a learner claims selects it, and however often it pushes, it has one vote. The first contribution of a life is no
-measure: as a rule it covers a step or two of a warm-up. Measures count for `MEASURE_VERSIONS` versions, and not after their
-life has ended before the run was at its target. Of an even number of others the larger middle one counts. So less than half
-of the learners neither lower the limit of an honest one nor raise their own; the smaller one would belong to two of five that
-send next to nothing.
+**Measures.** Each learner has one: the length at which its latest contribution was folded, as the shard has computed it. The
+first contribution of a life is no measure: as a rule it covers a step or two of a warm-up. Measures count for
+`MEASURE_VERSIONS` versions, and not after their life has ended before the run was at its target. Of an even number of others
+the larger middle one counts. So less than half of the learners neither lower the limit of an honest one nor raise their own.
 
 **Isolation** (`protocol.protect = "isolate"`, for runs with strangers). A contribution beyond the limit is refused as
-`outlier`, unless it is the first of its life or has fewer than three others beside it. That, and what no healthy learner
-sends (`OFFENCES`), are *offences*; `FADING` merged contributions in a row take one back. At the run's `offences_max`-th the
-shard isolates that incarnation: it refuses its later contributions unread as `quarantined`, no round waits for it, and a
-learner of ours then stops with an error. The next incarnation begins with a clean record: a restart mends most faults.
+`outlier`, unless it is the first of its life or has fewer than three others beside it. That, and what no healthy learner sends
+(`OFFENCES`), are *offences*; `FADING` merged contributions in a row take one back. At the run's `offences_max`-th the shard
+isolates that incarnation: it refuses its later contributions unread as `quarantined`, no round waits for it, and a learner of
+ours then stops with an error. The next incarnation begins with a clean record.
 """
 
 from __future__ import annotations
@@ -35,8 +33,6 @@ from typing import Final
 import msgspec
 
 from atoll.base.quantities import Incarnation, Steps, Version
-from atoll.protocol.ledger import Ledger
-from atoll.protocol.pacing import KnownLearner
 
 OFFENCES: Final = frozenset(
     {
@@ -76,19 +72,6 @@ class Measure(msgspec.Struct, frozen=True, array_like=True):
     steps: Steps
     incarnation: Incarnation
     version: Version
-
-
-def has_ended(
-    learners: Mapping[str, KnownLearner], ledger: Ledger, learner: str, measure: Measure, *, at_target: bool = False
-) -> bool:
-    """Return whether the life that a measure is of has ended: the learner has left, or a later life of it is known.
-
-    In a run that is `at_target` all leave. Those that have left still judge the last ones, or a liar would judge itself.
-    """
-    newest, name = learners.get(learner), f"{learner}/{measure.incarnation}"
-    account = ledger.accounts.get(name)
-    left = ledger.former.covers(name) or (account is not None and account.left)
-    return (left and not at_target) or (newest is not None and newest.incarnation > measure.incarnation)
 
 
 def norm_limit(measures: Mapping[str, Measure], learner: str, steps: int, ratio: float, base_norm: float) -> float:

@@ -5,11 +5,9 @@
                           ▼
        former state + its facts │ newer state + its facts        (what came before is forgotten)
 
-Every `FACTS_MIN` facts the machine is frozen (`freeze`), and the facts before the former snapshot are
-let drop. So a dump always holds the state that its first fact met, at least `FACTS_MIN` facts once there were so many, and
-replaying it gives the same commands. A machine that is large is frozen less often: a snapshot costs at most about
-`BYTES_PER_FACT` bytes of encoding per fact. One beyond `STATE_BYTES_MAX` is not frozen again: its facts are kept to be read,
-not to be replayed.
+Every `FACTS_MIN` facts the machine is frozen (`freeze`), and the facts before the former snapshot are dropped. So a dump
+always holds the state that its first fact met, and replaying it gives the same commands. A machine that is large is frozen
+less often (`BYTES_PER_FACT`), one beyond `STATE_BYTES_MAX` not again: its facts are kept to be read, not to be replayed.
 
 A dump is lines of JSON: a header (which machine, why it was written, the state), then one fact per line. It holds names,
 numbers and reasons, no tensors and no addresses of brokers with their passwords.
@@ -29,16 +27,14 @@ from atoll.base.parsing import parsed
 from atoll.base.wording import redact_json
 from atoll.protocol import events, ownership
 from atoll.protocol.events import Acknowledge, ArmTimer, Command, Commit, Dismiss, Fact, PushKey, ShardCommand
-from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.invariants import check_island, check_shard
 from atoll.protocol.island import Island, LocalInterval
-from atoll.protocol.ledger import EndedLives, Ledger
+from atoll.protocol.ledger import EndedLives, FragmentLedger, Ledger
 from atoll.protocol.ownership import Balance, HostHeard, LeaseStanding, Tenure
-from atoll.protocol.pacing import ConnectedTime, KnownLearner
+from atoll.protocol.pacing import ConnectedTime, KnownLearner, MovingAverage
 from atoll.protocol.round import FragmentRound, Offer
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import FragmentSlot, Settling, Shard
-from atoll.protocol.waits import MovingAverage
 
 C = TypeVar("C", bound=Command)
 
@@ -129,7 +125,6 @@ class FactRecorder(Generic[C]):
             yield fact_line(fact)
 
     def _turn(self) -> list[Fact]:
-        """Begin a new stretch; what came before the former one is forgotten."""
         self._dropped += len(self._former.facts)
         small = self._now.state is not None and len(self._now.state) <= STATE_BYTES_MAX
         former, self._now = self._now, Stretch(freeze(self.machine) if small else None, [])
@@ -145,11 +140,7 @@ class Replay:
     """A dump, read again: `header`, and `play`, which tells a new machine the same facts."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:
-        """Read the whole dump.
-
-        Raises:
-            DataError: it is no dump, or one whose beginning was too large to be kept.
-        """
+        """Read the whole dump. Raises `DataError`: it is no dump, or one whose beginning was too large to be kept."""
         rows = iter(lines)
         try:
             self.header = parsed(next(rows, b""), DumpHeader)
@@ -383,7 +374,6 @@ def plain(value: Any) -> Any:  # noqa: ANN401  (what no schema of ours holds)
 
 
 def _restore(machine: Machine, state: State, but: tuple[str, ...] = ()) -> None:
-    """Give a machine the attributes that its state names; those in `but` have another form there."""
     for name in state.__struct_fields__:
         if name not in but:
             setattr(machine, name, getattr(state, name))

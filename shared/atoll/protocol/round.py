@@ -8,13 +8,11 @@
     GRACE       --end-->      COMMITTING  the deadline passed, or all live learners answered
     COMMITTING  --durable-->  RESTING     its version is visible: the round on that one begins
 
-A round exists from the moment its predecessor commits. While RESTING it already folds late contributions (their base is
-older than v), because the buffer that kept them for us should not keep them longer. From COMMITTING on its participants are
-frozen: whatever becomes ready is *parked* for the next round, one version older.
-
-At the end of a run that ends `together`, a learner's last steps may come as a second contribution of one local interval,
-on the version that its first one is about to be part of. It is parked, too, or folded here when nothing is left to make
-that version.
+A round exists from the moment its predecessor commits. While RESTING it already folds late contributions (their base is older
+than v). From COMMITTING on its participants are frozen: whatever becomes ready is *parked* for the next round, one version
+older. At the end of a run that ends `together`, a learner's last steps may come as a second contribution of one local
+interval, on the version that its first one is about to be part of: it is parked, too, or folded here when nothing is left to
+make it.
 
 A contribution counts by its tokens and by its tokens per step (`token_weight`), and less the later it is (`staleness_weight`).
 The round knows nothing of the schedule, of leases or of other fragments. Each decision names its reason.
@@ -34,9 +32,22 @@ import msgspec
 
 from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.claims import TokensBound
-from atoll.protocol.events import Commit, Fold, PublishCall, PushKey, Share
+from atoll.protocol.events import (
+    NEVER_CALLED,
+    NOBODY,
+    Commit,
+    Fold,
+    GraceWindow,
+    Names,
+    Opened,
+    Opening,
+    PublishCall,
+    PushKey,
+    RoundNeeds,
+    RoundReasons,
+    Share,
+)
 from atoll.protocol.settings import MAJORITY_MIN, ProtocolSettings
-from atoll.protocol.waits import NEVER_CALLED, NOBODY, GraceWindow, Names, Opened, Opening, RoundNeeds, RoundReasons
 
 UNBOUNDED = TokensBound()
 VAIN_CALLS = 8
@@ -76,14 +87,6 @@ TRANSITIONS: Final = (
 )
 """The whole life of a round. A fact that its phase has no row for is a mistake of whoever drives it."""
 _FOLLOWING: Final = {(row.phase, row.fact): row.following for row in TRANSITIONS}
-
-
-def diagram() -> str:
-    """Return the table of transitions as text, an arrow a line, for the head of this module and for the documents."""
-    rows = [(row.phase.name, f"--{row.fact}-->", row.following.name, row.when) for row in TRANSITIONS]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    padded = ([*(word.ljust(width) for word, width in zip(row, widths, strict=False)), row[3]] for row in rows)
-    return "\n".join("  ".join(row) for row in padded)
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -364,7 +367,6 @@ class FragmentRound:
         return FragmentRound(self.fragment, version, self.settings, began_s=at_s)
 
     def _move(self, fact: RoundFact) -> Phase:
-        """Go on by a fact; return the phase that it was in."""
         former = self.phase
         following = _FOLLOWING.get((former, fact))
         if following is None:

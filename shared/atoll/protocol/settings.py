@@ -99,11 +99,7 @@ class _SettingsMeta(msgspec.StructMeta):
     """Refuses a setting that there is not as one of our errors."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, N805  (whatever is given, to a class)
-        """Make the settings.
-
-        Raises:
-            SettingsError: there is no such setting, or it has no name.
-        """
+        """Make the settings. Raises `SettingsError`: there is no such setting, or it has no name."""
         names: tuple[str, ...] = cls.__struct_fields__
         if args:
             raise SettingsError("protocol settings are given by name", got=args, allowed="ProtocolSettings(quorum=2)")
@@ -240,7 +236,6 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             ) from error
 
     def _check_outer(self) -> None:
-        """Raise `SettingsError` unless `outer` is on the list, or has the form of a name of code."""
         if self.outer not in OUTERS and _OWN_CODE.fullmatch(self.outer) is None:
             raise SettingsError(
                 "unknown outer optimizer",
@@ -256,7 +251,6 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return self.outer == NESTEROV
 
     def _check_momentum(self) -> None:
-        """Raise `SettingsError` where something rests on an outer momentum that there will not be."""
         kept = self.outer_is_native and self.outer_momentum > 0.0
         got = f"outer = {self.outer}, outer_momentum = {self.outer_momentum:g}"
         if self.correction == "heloco" and not kept:

@@ -1,25 +1,22 @@
 """A synchronizer shard: the rounds of its fragments, the live learners, when the next round is due, and the ledger.
 
-Facts come in through `handle`, commands go out; the shard never looks at a clock. Its duties:
+Facts come in through `handle`, commands go out; the shard never looks at a clock, and holds no tensor. Its duties:
 
 * **Pacing.** Every fragment is called once per H median steps, staggered (`atoll.protocol.pacing`). On a fast network a
   round ends long before the next is due: without pacing, H would collapse.
 * **Quorum and grace** (`FragmentRound`, `grace_window`); xi_quorum and xi_sync average over this shard's rounds.
 * **Liveness.** A learner is live while its newest incarnation keeps reporting, as far as the shard can hear it
   (`ConnectedTime`). No round waits for one that does not. A shard that alone was cut off calls nobody silent, and calls nobody.
-* **Once only.** A contribution is (learner, incarnation, fragment, push). One that the fragment's ledger holds is
-  acknowledged at once; one that was delivered already is not fetched twice.
+* **Once only.** A contribution that the fragment's ledger holds is acknowledged at once; one that was delivered already is not
+  fetched twice.
 * **Fates.** Each contribution ends as merged, merged_late or refused(reason). Merges enter the fragment's ledger with the
   commit. A refusal and a farewell are durable before they are acknowledged; one `Keep` per fragment takes all (`FragmentSlot`).
-* **Former lives** (`atoll.protocol.ledger`). The accounts of lives that are over and settled are folded into one: what a
-  commit writes grows with the learners that are there, not with the lives that ever were.
+  Accounts of lives that are over and settled are folded into one (`atoll.protocol.ledger`).
 * **Protection** (`atoll.protocol.quarantine`). A contribution that is too long is clipped. A run that isolates refuses it, and
   isolates an incarnation that offends repeatedly, without effect on others.
 * **The end.** At the token target, or when told to drain, a shard finishes once no learner is present, nothing is queued and
   nothing is unsettled. When the last has left, its pushes are merged without a quorum; what no majority can judge is refused.
 * **Cost.** A heartbeat that changes nothing costs a few lookups: all learners are looked at now and then (`look_is_due`).
-
-It holds no tensor: the driver keeps what it fetched under the same keys.
 """
 
 from __future__ import annotations
@@ -27,8 +24,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, ClassVar, Final, Literal, NamedTuple
+from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 
@@ -61,25 +57,38 @@ from atoll.protocol.events import (
     StandDown,
     TimerFired,
     Unfold,
+    id_of,
 )
-from atoll.protocol.fragment_ledger import FragmentLedger, adds_up, close_together, fate_of, fold_life
-from atoll.protocol.ledger import LIVES_MAX, EndedLives, FormerLives, Ledger
+from atoll.protocol.ledger import (
+    LIVES_MAX,
+    EndedLives,
+    FormerLives,
+    FragmentLedger,
+    Ledger,
+    adds_up,
+    close_together,
+    fate_of,
+    fold_life,
+    life_of,
+    split_life,
+)
 from atoll.protocol.pacing import (
     CONTRIBUTES_ROUNDS,
     RECALL_S_MIN,
     ConnectedTime,
     KnownLearner,
+    MovingAverage,
     comes_earlier,
     due_of_call_s,
+    grace_window,
     look_is_due,
     lower_median,
     newest_of,
     recall_s,
 )
-from atoll.protocol.quarantine import OFFENCES, OTHERS_MIN, Measure, has_ended, norm_limit
+from atoll.protocol.quarantine import OFFENCES, OTHERS_MIN, Measure, norm_limit
 from atoll.protocol.round import PLACES, UNBOUNDED, FragmentRound, Offer, Phase
 from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol.waits import MovingAverage, grace_window, id_of
 
 LAST_VERSIONS: Final = 16
 """A learner hears of the end within seconds. After so many further versions, whoever trains on moves the model alone."""
@@ -87,14 +96,6 @@ LAST_VERSIONS: Final = 16
 
 LengthVerdict = Literal["fold", "clip", "refuse"]
 """What becomes of a contribution for its length; one that is clipped is folded at less."""
-
-
-class Outlier(NamedTuple):
-    """A contribution that is refused for its length (L2), and which one was allowed."""
-
-    offer: Offer
-    norm: float
-    norm_max: float
 
 
 @dataclass(slots=True)
@@ -105,7 +106,6 @@ class Settling:
     farewells: list[Dismiss] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        """Return whether there is anything."""
         return bool(self.refusals or self.farewells)
 
     def commands(self) -> list[Acknowledge | Dismiss]:
@@ -139,9 +139,8 @@ class FragmentSlot:
     last_base: int | None = None
 
     @property
-    def unsettled(self) -> bool:
-        """Return whether a refusal or a farewell is not durable yet."""
-        return bool(self.unkept or self.keeping is not None or self.committing)
+    def _stages(self) -> tuple[Settling, ...]:
+        return self.unkept, self.keeping or Settling(), self.committing
 
     def moves_up(self, at_s: float, interval_s: float, fragments: int) -> bool:
         """Give it its next beat, or an earlier one when steps have become shorter; return whether that has changed.
@@ -198,7 +197,8 @@ class FragmentSlot:
     def is_busy(self, overdue: set[str]) -> bool:
         """Return whether the end must wait for what is in hand here: for nothing of a learner that is `overdue`."""
         open_round = bool(self.round.shares) or self.round.phase is Phase.COMMITTING
-        return open_round or self.unsettled or any(key.learner not in overdue for key in self.offers)
+        unsettled = bool(self.unkept or self.keeping is not None or self.committing)
+        return open_round or unsettled or any(key.learner not in overdue for key in self.offers)
 
     def keep(self, ledger: Ledger, cause_id: str) -> list[Keep]:
         """Return the command to keep the ledger as it is now, unless nothing waits for it or another writing is under way.
@@ -219,10 +219,9 @@ class FragmentSlot:
 
     def lives_in_hand(self) -> set[str]:
         """Return the lives, as `learner/incarnation`, of which a contribution or a farewell is in hand and not settled."""
-        stages = (self.unkept, self.keeping or Settling(), self.committing)
-        keys = [*self.offers, *(key for stage in stages for key in stage.refusals)]
-        gone = {f"{one.learner}/{one.incarnation}" for stage in stages for one in stage.farewells}
-        return {f"{key.learner}/{key.incarnation}" for key in keys} | gone
+        keys = [*self.offers, *(key for stage in self._stages for key in stage.refusals)]
+        farewells = {life_of(one.learner, one.incarnation) for stage in self._stages for one in stage.farewells}
+        return {life_of(*key[:2]) for key in keys} | farewells
 
     def finish_keeping(self) -> list[Acknowledge | Dismiss]:
         """Return what may be settled now that the ledger is kept."""
@@ -238,22 +237,23 @@ class FragmentSlot:
         base_norm: float,
         cause_id: str,
         has_ended: Callable[[str, Measure], bool],
-    ) -> tuple[list[Outlier], list[Fetch]]:
+    ) -> tuple[list[tuple[Offer, float]], list[Fetch]]:
         """Judge the lengths of contributions that have been read, with their norms, which can only be folded together.
 
-        `has_ended` says whether the life that a learner's measure is of has ended. Return those that are refused; and commands
-        to read the others once more, because a sum holds one that is to be clipped or refused: what is clipped comes apart.
+        `has_ended` says whether the life that a learner's measure is of has ended. Return those that are refused, with the
+        length that was allowed; and commands to read the others once more, because a sum holds one that is to be clipped or
+        refused: what is clipped comes apart.
         """
         version = self.round.version
         measures = self.fragment_ledger.measures(version).items()
         known = {learner: measure for learner, measure in measures if not has_ended(learner, measure)}
         judged = [self._judge_length(key, norm, base_norm, known) for key, norm in ready]
         apart = len(ready) > 1 and any(verdict != "fold" for _, verdict, _ in judged)
-        outliers, again = list[Outlier](), list[Fetch]()
+        outliers, again = list[tuple[Offer, float]](), list[Fetch]()
         for offer, verdict, limit in judged:
             self.offers[offer.key] = offer
             if verdict == "refuse":
-                outliers.append(Outlier(offer, offer.norm, limit))
+                outliers.append((offer, limit))
             elif apart:
                 again.append(Fetch(key=offer.key, apart=verdict == "clip", cause_id=cause_id))
                 continue
@@ -281,7 +281,6 @@ class FragmentSlot:
         return msgspec.structs.replace(offer, norm=norm, scale=scale), verdict, limit
 
     def _isolates(self, key: PushKey, known: Mapping[str, Measure]) -> bool:
-        """Return whether a contribution that is too long is refused: the run isolates, and enough others judge it."""
         judged = len(known.keys() - {key.learner}) >= OTHERS_MIN
         isolates = self.round.settings.protect == "isolate"
         return isolates and judged and self.fragment_ledger.has_merged(key.learner, key.incarnation)
@@ -298,8 +297,7 @@ class FragmentSlot:
 
     def is_settling(self, key: PushKey) -> bool:
         """Return whether a contribution is refused, and the ledger that says so is not durable yet."""
-        stages = (self.unkept, self.keeping or Settling(), self.committing)
-        return any(key in stage.refusals for stage in stages)
+        return any(key in stage.refusals for stage in self._stages)
 
 
 AHEAD_MAX = 2
@@ -321,7 +319,6 @@ class Shard:
         fragment_ledgers: dict[int, FragmentLedger] | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        """Start with one resting round per owned fragment."""
         self.settings = settings
         self.shard = shard
         self.slots: dict[int, FragmentSlot] = {}
@@ -367,19 +364,17 @@ class Shard:
         """Return who trains and was heard lately, and is not overdue at the end; `isolated` adds those in quarantine."""
         return set(self._living(isolated=isolated))
 
-    def _living(self, *, isolated: bool = False) -> Iterator[str]:
-        now_s, silence_s = self.connected.now_s, self.settings.silence_s
-        known = ((n, v) for n, v in self.learners.items() if v.training and v.is_heard(now_s, silence_s))
-        heard = (name for name, view in known if not view.is_overdue(now_s, self.over_s))
-        return (name for name in heard if isolated or not self.isolated(name, self.learners[name].incarnation))
-
     def present(self) -> set[str]:
         """Return the learners that are waited for: neither gone, silent, overdue nor in quarantine."""
-        now_s = self.connected.now_s
-        there = {n: v for n, v in self.learners.items() if v.present and v.is_heard(now_s, self.settings.silence_s)}
-        return {
-            n for n, v in there.items() if not v.is_overdue(now_s, self.over_s) and not self.isolated(n, v.incarnation)
-        }
+        return set(self._living(training=False))
+
+    def _living(self, *, training: bool = True, isolated: bool = False) -> Iterator[str]:
+        now_s, silence_s = self.connected.now_s, self.settings.silence_s
+        for name, view in self.learners.items():
+            counts = (view.training if training else view.present) and view.is_heard(now_s, silence_s)
+            lives = counts and not view.is_overdue(now_s, self.over_s)
+            if lives and (isolated or not self.isolated(name, view.incarnation)):
+                yield name
 
     def step_s(self) -> float | None:
         """Return xi_step: the lower median step time of the live learners (of the isolated ones if no other trains), or None.
@@ -402,7 +397,7 @@ class Shard:
         ahead = 0
         for name in self._living():
             view = self.learners[name]
-            account = self.ledger.accounts.get(f"{name}/{view.incarnation}")
+            account = self.ledger.accounts.get(life_of(name, view.incarnation))
             if account is not None:
                 ahead += max(0, min(account.trained - account.settled // len(self.slots), AHEAD_MAX * view.credit))
         return max(self.ledger.run_tokens, at_most(RUN_TOKENS_MAX, merged + ahead))
@@ -424,7 +419,6 @@ class Shard:
         return ever and 0 < self.settings.offences_max <= self.offences(learner, incarnation)
 
     def _listened(self) -> bool:
-        """Return whether we have served long enough, connected, to have heard every present learner."""
         return self.connected.passed_s >= self.settings.silence_s
 
     # --- facts ----------------------------------------------------------------------------------------------------
@@ -485,11 +479,10 @@ class Shard:
 
     def _on_contribution_ready(self, event: ContributionReady) -> list[ShardCommand]:
         slot, ready = self.slots[event.key.fragment], ((event.key, event.norm), *event.others)
-        ended = partial(has_ended, self.learners, self.ledger, at_target=self._at_target())
-        outliers, again = slot.judge(ready, event.base_norm, event.cause_id, ended)
+        outliers, again = slot.judge(ready, event.base_norm, event.cause_id, self._has_ended)
         actions: list[ShardCommand] = [*again]
-        for each in outliers:
-            actions += self._refuse(slot, each.offer, "outlier", event.cause_id, (each.norm, each.norm_max))
+        for offer, limit in outliers:
+            actions += self._refuse(slot, offer, "outlier", event.cause_id, (offer.norm, limit))
         if not outliers and not again:
             offers = [slot.offers[key] for key, _ in ready]
             if slot.round.parks(offers[0]):
@@ -595,17 +588,15 @@ class Shard:
 
         A learner that claims more lives than can be folded in good order costs nobody more than `LIVES_MAX` accounts.
         """
-        name = f"{learner}/{incarnation}"
+        name = life_of(learner, incarnation)
         if name in self.ledger.accounts:
             return True
         if self.ledger.former.covers(name):
             return False
-        own = [
-            int(number) for who, _, number in (key.rpartition("/") for key in self.ledger.accounts) if who == learner
-        ]
+        own = [number for other, number in map(split_life, self.ledger.accounts) if other == learner]
         if len(own) < LIVES_MAX:
             return True
-        oldest = f"{learner}/{min(own)}"
+        oldest = life_of(learner, min(own))
         if incarnation < min(own) or any(oldest in slot.lives_in_hand() for slot in self.slots.values()):
             return False
         self._close_lives([oldest])
@@ -616,11 +607,11 @@ class Shard:
         if turns <= self.ended.turns:
             return
         newest = {name: view.incarnation for name, view in self.learners.items()}
-        lives = [(name, *name.rpartition("/")[::2]) for name in self.ledger.accounts]
-        for _, learner, number in lives:
-            newest[learner] = max(int(number), newest.get(learner, 0))
+        lives = {name: split_life(name) for name in self.ledger.accounts}
+        for learner, number in lives.values():
+            newest[learner] = max(number, newest.get(learner, 0))
         accounts = self.ledger.accounts
-        over = [name for name, learner, number in lives if accounts[name].left or int(number) < newest[learner]]
+        over = [name for name, (learner, number) in lives.items() if accounts[name].left or number < newest[learner]]
         self.ended.look(turns, over, {fragment: slot.written for fragment, slot in self.slots.items()})
 
     def _fold_former(self) -> None:
@@ -632,7 +623,6 @@ class Shard:
         self._close_lives(name for name in self.ended.take(durable, held) if name in self.ledger.accounts)
 
     def _close_lives(self, names: Iterable[str]) -> None:
-        """Fold the accounts of lives into the former lives, each fragment's part into its ledger."""
         ledgers = {fragment: slot.fragment_ledger for fragment, slot in self.slots.items()}
         fragments = self.settings.fragments
         for name in names:
@@ -640,12 +630,22 @@ class Shard:
             if not adds_up(account, fragments, all_here=len(ledgers) == fragments):
                 next(iter(ledgers.values())).former.doubt(name)
             fold_life(ledgers, name, account, fragments)
-            learner, _, incarnation = name.rpartition("/")
-            if learner in self.learners and self.learners[learner].incarnation <= int(incarnation):
+            learner, incarnation = split_life(name)
+            if learner in self.learners and self.learners[learner].incarnation <= incarnation:
                 del self.learners[learner]
         self.ledger.former = FormerLives()
         for ledger in ledgers.values():
             self.ledger.former.add(ledger.former)
+
+    def _has_ended(self, learner: str, measure: Measure) -> bool:
+        """Return whether the life that a measure is of has ended: the learner has left, or a later life of it is known.
+
+        In a run at its target all leave. Those that have left still judge the last ones, or a liar would judge itself.
+        """
+        newest, name = self.learners.get(learner), life_of(learner, measure.incarnation)
+        account = self.ledger.accounts.get(name)
+        left = self.ledger.former.covers(name) or (account is not None and account.left)
+        return (left and not self._at_target()) or (newest is not None and newest.incarnation > measure.incarnation)
 
     def _at_target(self) -> bool:
         return self.ledger.reached(self.settings.tokens_target)
@@ -708,7 +708,6 @@ class Shard:
     def _advance(
         self, slot: FragmentSlot, at_s: float, cause_id: str, live: set[str] | None = None
     ) -> list[ShardCommand]:
-        """Move one round on as far as it goes: to its grace window, then to its commit."""
         now = slot.round
         if slot.parked and now.idle:
             parked, slot.parked = slot.parked, []

@@ -23,7 +23,7 @@ import msgspec
 
 import atoll
 from atoll.base.provenance import commit, machine
-from atoll.protocol.ledger import Account, Ledger, apportion, settle
+from atoll.protocol.ledger import Account, Ledger, apportion, settle, split_life
 from atoll.run.curves import first_s, learner_curve, lines_of, rates, span_of, stretches, thinned
 from atoll.run.folder import RunFile
 from atoll.run.history import History
@@ -149,9 +149,9 @@ def believe_the_dead(view: History, ledger: Ledger, ended: Collection[str] = (),
 def remember_the_lost(view: History, ledger: Ledger) -> None:
     """Show incarnations that only the ledgers know, because the event log that named them went with a broker's disk."""
     for name, account in ledger.accounts.items():
-        learner, _, incarnation = name.rpartition("/")
+        learner, incarnation = split_life(name)
         lives = view.learners.setdefault(learner, LearnerView(learner)).lives
-        life = lives.setdefault(int(incarnation), LearnerLife(int(incarnation), left=account.left))
+        life = lives.setdefault(incarnation, LearnerLife(incarnation, left=account.left))
         # Of a life that died in an earlier session the event log says what it moved, and only its ledger what it trained.
         life.tokens = max(life.tokens, account.trained)
 

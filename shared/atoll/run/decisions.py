@@ -1,7 +1,7 @@
 """Decisions of a shard in words: why a round waited, and what protection did, with its figures, setting and cure.
 
 Logs, `atoll why`, `atoll status`, the page and the metrics of a run say it in these words. The rules are in
-`atoll.protocol.round`, `atoll.protocol.waits` and `atoll.protocol.quarantine`.
+`atoll.protocol.round`, `atoll.protocol.events` and `atoll.protocol.quarantine`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from atoll.base.wording import counted, few
-from atoll.protocol.waits import NAMED_MAX, GraceWindow, Names, Opening, RoundNeeds, RoundReasons
+from atoll.protocol.events import NAMED_MAX, GraceWindow, Names, Opening, RoundNeeds, RoundReasons
 
 ON_TIME_SHARE: Final = 0.02
 """A call is in time that is so much of an interval late."""

@@ -36,8 +36,8 @@ from atoll.base.fair_queue import FairQueue
 from atoll.base.quantities import COUNT_MAX, LEARNERS_MAX, MOMENT_MAX, RUN_TOKENS_MAX, TOTAL_MAX, at_most
 from atoll.base.units import as_time
 from atoll.bus.interface import PAGE_EVENTS, Bus
+from atoll.protocol.events import id_of
 from atoll.protocol.ledger import Ledger, continued
-from atoll.protocol.waits import id_of
 from atoll.run.decisions import describe_isolation
 from atoll.run.folder import saved_events
 from atoll.run.process_views import HostView, LearnerLife, LearnerView, SampleLine

@@ -15,8 +15,15 @@ from atoll.base.errors import BlobCorrupt, BlobGone, BrokerUnavailable, PeerMisb
 from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus
 from atoll.protocol.data import DataLedger, sums_by_epoch, sums_by_learner
-from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, close_together
-from atoll.protocol.ledger import Account, FormerLives, Ledger
+from atoll.protocol.ledger import (
+    LEDGER_BYTES_MAX,
+    Account,
+    FormerLives,
+    FragmentLedger,
+    Ledger,
+    close_together,
+    split_life,
+)
 from atoll.run.heads import READ_ATTEMPTS, read_heads
 from atoll.run.record import read_lease, read_members, readable, recorded_progress
 from atoll.wire.blobs import BlobRef
@@ -68,8 +75,8 @@ async def read_lives(bus: Bus, run: RunRecord) -> list[IncarnationAccount]:
     newest = await read_members(bus, run.subjects)
     ended = (await recorded_progress(bus, run)).over
     lives = former_of(ledger)
-    for name in sorted(ledger.accounts, key=_in_order):
-        account, (learner, number) = ledger.accounts[name], _in_order(name)
+    for name in sorted(ledger.accounts, key=split_life):
+        account, (learner, number) = ledger.accounts[name], split_life(name)
         member = newest.get(learner)
         newest_of_its = member is not None and member.incarnation == number
         over = account.left or (newest_of_its and member is not None and member.left)
@@ -82,7 +89,7 @@ def ended_lives(ledger: Ledger) -> list[IncarnationAccount]:
     """Return every incarnation of a run that is over, by learner and number: who has not left has died."""
     return former_of(ledger) + [
         IncarnationAccount(name, ledger.accounts[name], "left" if ledger.accounts[name].left else "died")
-        for name in sorted(ledger.accounts, key=_in_order)
+        for name in sorted(ledger.accounts, key=split_life)
     ]
 
 
@@ -91,12 +98,6 @@ def former_of(ledger: Ledger) -> list[IncarnationAccount]:
     former = ledger.former
     name = f"{former.lives:,} former lives"
     return [IncarnationAccount(name, Account(trained=former.tokens), "over", former)] if former.lives else []
-
-
-def _in_order(name: str) -> tuple[str, int]:
-    """Return the learner and the number of an incarnation: the second comes before the tenth."""
-    learner, _, incarnation = name.rpartition("/")
-    return learner, int(incarnation)
 
 
 async def read_ledger(bus: Bus, run: RunRecord) -> Ledger:

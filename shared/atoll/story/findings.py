@@ -22,7 +22,7 @@ from statistics import median
 from typing import Final, Literal, get_args
 
 from atoll.base.wording import counted, few
-from atoll.protocol.waits import id_of
+from atoll.protocol.events import id_of
 from atoll.run.decisions import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation, describe_outlier
 from atoll.run.history import History, Noted, RunClock, push_id
 from atoll.story.goodput import (

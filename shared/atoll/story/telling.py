@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from atoll.base.wording import counted
-from atoll.protocol.waits import id_of
+from atoll.protocol.events import id_of
 from atoll.run.decisions import describe_clip, describe_isolation, describe_wait, list_names
 from atoll.run.history import History, RoundLine, base_of, push_id
 from atoll.story.findings import describe_measure, refused_id

@@ -53,8 +53,8 @@ from atoll.base.quantities import (
     Version,
     Word,
 )
+from atoll.protocol.events import RoundReasons
 from atoll.protocol.ledger import Ledger
-from atoll.protocol.waits import RoundReasons
 from atoll.wire.messages import Beat, Event, LearnerState, Shards, decode
 from atoll.wire.traffic import NOTHING, LinkTraffic
 

@@ -172,7 +172,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     is theirs. `state` is the outer-optimizer state that belongs to them, None for that in which a run begins; where the run
     derives it from the values (`atoll.merge.outer`), it is the state of the keyframe. `superseded` are frames that the
     head before this one named; they stay until the next commit, for readers that still read them. `cause_id` is what made its
-    round end (`atoll.protocol.waits`). Of `tokens_merged`, `tokens_counted` count towards the run's target. `fragment_ledger`
+    round end (`atoll.protocol.events`). Of `tokens_merged`, `tokens_counted` count towards the run's target. `fragment_ledger`
     says which contributions of the fragment have a fate. An owner may write the same version again with a newer ledger, and a
     new owner does so with its own epoch.
     """

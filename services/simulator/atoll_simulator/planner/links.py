@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from atoll.base.units import as_bytes, as_rate, as_time
-from atoll.protocol.waits import grace_window
+from atoll.protocol.pacing import grace_window
 from atoll_simulator.planner import utilisation
 from atoll_simulator.planner.failures import Failures, stops
 from atoll_simulator.planner.question import WANTED, Question

@@ -29,9 +29,9 @@ from typing import Final
 
 from atoll.base.errors import SettingsError
 from atoll.codec import KEYFRAME, Framing
+from atoll.protocol.events import id_of
 from atoll.protocol.pacing import RECENT_STEPS
 from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol.waits import id_of
 from atoll.run.history import History, Noted, RoundLine, base_of
 from atoll.story.goodput import RunGoodput, TimePresent, presences, summed
 from atoll.story.lives import RecordedLife, lives_of

@@ -1,26 +1,20 @@
 """A format: its facts, and its arithmetic in three forms.
 
-A vector is cut into blocks of 128 elements, counted from its first one. Sums run in as many lanes, so that their order
-does not depend on the vector length of a machine. A number becomes a *code* of `bits` bits. A format with scales first
-divides a block by its scale: its largest magnitude over `levels`, rounded up to bfloat16, so that nothing is clipped. A
-code decodes to a number; that number times `unit` times the scale is the value. Codes of 8 bits and more are stored as
-they are. Narrower codes are cut into fields of 4, 2 and 1 bits, the lowest bits first, and the fields of a block are
-stored one after the other. A field of 4 bits has 64 bytes: the first half of the block in the low nibbles and the
-second half in the high ones. A field of 2 bits has a quarter of the block in each pair of bits, and so on. So vector
+A vector is cut into blocks of 128 elements, counted from its first one. Sums run in as many lanes, so that their order does
+not depend on the vector length of a machine. A number becomes a *code* of `bits` bits. A format with scales first divides a
+block by its scale: its largest magnitude over `levels`, rounded up to bfloat16, so that nothing is clipped. A code decodes to
+a number; that number times `unit` times the scale is the value. Codes of 8 bits and more are stored as they are. Narrower
+codes are cut into fields of 4, 2 and 1 bits, the lowest bits first, and the fields of a block are stored one after the other:
+of a field of 4 bits the first half of the block in the low nibbles and the second half in the high ones, and so on. So vector
 instructions read each part of a block without a shuffle.
 
-The three forms do the same arithmetic, to the bit. Each one is written in the format's own file; pairs, scales and the
-loops over vectors are the same for every format (`atoll.codec.kernels`):
+The three forms do the same arithmetic, to the bit; each is written in the format's own file:
 
     NumPy      whole arrays; for short vectors, for tests, and where numba is not installed
     compiled   one number at a time, as plain Python that numba compiles into each loop; no format's file imports numba
     JAX        whole arrays, on the device of the parameters (`atoll.codec.on_device`)
 
-The number of elements alone determines the size of a payload, so a reader can check it before it allocates. A payload
-is the scales, then the codes, all little-endian.
-
-Constants of this file are compiled into machine code that numba keeps on disk. The stamp of that code covers the file
-(`atoll.codec.kernels.compiled`), so a change here compiles everything anew.
+A payload is the scales, then the codes, all little-endian; the number of elements alone determines its size.
 """
 
 from __future__ import annotations

@@ -1,20 +1,16 @@
 """The arithmetic of a shard and of a push, at the speed of memory: the loops that are the same for every format.
 
-A contribution is folded in as it was sent; its float32 form is never written to memory. A kernel goes over the blocks
-of a vector, decodes each one into the nearest cache, and does one *operation* on it. Only the unavoidable traffic
-remains: the payload read once, the running sum read and written once.
+A contribution is folded in as it was sent; its float32 form is never written to memory. A kernel decodes a block of a vector
+into the nearest cache and does one *operation* on it. There are two sets for each format: of its NumPy form (`in_numpy`) and
+of its compiled form (`compiled`, which runs without the interpreter's lock). **They agree bit for bit**, so the choice matters
+for speed alone. To that end sums have an order that no vector length changes. They are made in float64 (where products of two
+float32 are exact), block by block, in lanes that are added in order at the end. A product of elements i of two blocks adds to
+lane i. Squares of floats are first added in eights, those at the same place in the blocks of a tile; squares of integer codes
+are summed as integers. No multiplication is fused with an addition, and a block's scale is multiplied into its share before
+either meets the elements.
 
-There are two sets for each format: of its NumPy form (`in_numpy`) and of its compiled form (`compiled`, which runs
-without the interpreter's lock). **They agree bit for bit**, so the choice matters for speed alone: a shard without
-numba, a small fragment and a replay elsewhere make the same model. To that end sums have an order that no vector length
-changes. They are made in float64 (where products of two float32 are exact), block by block, in lanes that are added in
-order at the end. A product of elements i of two blocks adds to lane i. Squares of floats are first added in eights,
-those at the same place in the blocks of a tile; squares of integer codes are summed as integers. No multiplication is
-fused with an addition, and a block's scale is multiplied into its share before either meets the elements.
-
-NumPy does the work at first. Once a format has much to do, a thread of its own compiles the other set (`background`). That
-takes some seconds, or less than one where numba has kept the code (`compiled`), as in our images (`atoll.merge.kernel_cache`).
-Only vectors of at least `FAST_ELEMENTS` ask for the compiled set; once it is there, all take it.
+NumPy does the work at first. Once a format has much to do, a thread of its own compiles the other set (`background`). Only
+vectors of at least `FAST_ELEMENTS` ask for it; once it is there, all take it.
 """
 
 from __future__ import annotations

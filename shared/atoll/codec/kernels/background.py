@@ -1,15 +1,11 @@
 """Compiling where it pays, on a thread of its own, while the NumPy form does the work.
 
 A set of kernels takes seconds to compile, and the NumPy form gives the same bits at once. So the NumPy form begins, and the
-elements that it does are counted. At `WORTH_ELEMENTS` a thread begins to compile, or loads what numba has kept. No caller
-waits. A process that reads a model once never compiles; one that merges large fragments compiles within its first seconds, and
-its log says when and how long.
+elements that it does are counted. At `WORTH_ELEMENTS` a thread begins to compile, or loads what numba has kept; no caller
+waits. Processes of a machine take turns (`atoll.base.user_cache`): one compiles, and the others load what it has made.
 
-Processes of a machine that begin together want the same kernels at about the same time. They take turns
-(`atoll.base.user_cache`): one compiles, with the cores to itself, and the others load what it has made.
-
-The thread is no daemon: the interpreter would end under a compiler at work, which crashes. It stops between two functions
-once the main thread has ended (`ends_with_the_process`).
+The thread is no daemon: the interpreter would end under a compiler at work, which crashes. It stops between two functions once
+the main thread has ended (`ends_with_the_process`).
 """
 
 from __future__ import annotations

@@ -1,28 +1,19 @@
 """The loops of a format's compiled form; `atoll.codec.kernels` says what each one does, `in_numpy` the same in NumPy.
 
-A code is decoded where it is used, in registers. A block that a stretch shares with its neighbours is done number by
-number.
+The code is written so that LLVM vectorises the inner loops by itself: rows of a view, indices from zero to a constant (no
+wrap-around to check, no remainder), one plain statement per element, integers as narrow as their sums allow. There is no slice
+per block: numba would count its references, which costs as much as the work. numba inlines the functions of a format:
+functions that LLVM inlines later lose their vector loops. The largest magnitude of a block is found on the bits of its
+numbers: as integers, magnitudes are in order, with infinity and NaN above all others.
 
-The code is written so that LLVM vectorises the inner loops by itself: rows of a view, indices from zero to a constant
-(no wrap-around to check, no remainder), one plain statement per element, integers as narrow as their sums allow. There
-is no slice per block: numba would count its references, which costs as much as the work. numba inlines the functions of
-a format: functions that LLVM inlines later lose their vector loops.
+Squares of floats are first added in float32, those at one place of the eight blocks of a *tile*, as a tree: half the work of
+float64, with an error of a few parts in ten million at most. If a sum comes out infinite or tiny, all of it is done again in
+float64. Tiles are counted from the beginning of the vector; the part of a tile outside a stretch is zero.
 
-The largest magnitude of a block is found on the bits of its numbers. As integers, magnitudes are in order, with
-infinity and NaN above all others, and a maximum of integers is one vector instruction.
-
-Squares of floats are first added in float32, those at one place of the eight blocks of a *tile*, as a tree: half the
-work of float64, with an error of a few parts in ten million at most. That holds while squares are in the range of
-float32. If a sum comes out infinite or tiny, all of it is done again in float64, which holds the square of every
-float32. Tiles are counted from the beginning of the vector; the part of a tile outside a stretch is zero. Squares of
-codes are integers, and exact for a block.
-
-**How it is compiled.** For fixed types, before its first call, and once per machine. numba keeps machine code in a folder
-(beside the module, in a cache of the user, or in `NUMBA_CACHE_DIR`). It knows kept code by the function's source file, by its
-bytecode and by the values of its closure. It does not look at what a kernel takes from *other* files: the code of a format, and
-constants. So a kernel that uses other files has their digest, `stamp`, in its closure: after a change in one of them numba
-finds no kept code and compiles anew. A full, damaged or foreign folder is no reason to stop: then every process compiles for
-itself.
+Kernels are compiled for fixed types, before the first call, and once per machine: numba keeps machine code in a folder. It
+knows kept code by the function's source file, by its bytecode and by the values of its closure, and does not look at what a
+kernel takes from *other* files: the code of a format, and constants. So a kernel that uses other files has their digest,
+`stamp`, in its closure. A full, damaged or foreign folder is no reason to stop: then every process compiles for itself.
 """
 
 from __future__ import annotations
@@ -30,7 +21,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -67,22 +58,18 @@ U16_OUT = types.Array(types.uint16, 1, "C")
 LANES = types.Array(types.float64, 1, "C")
 
 
-def compiled(*signatures: Any, fastmath: Collection[str] = ()) -> Callable[[F], F]:  # noqa: ANN401  (of numba)
-    """Compile for these signatures now, and keep the code if numba finds a place for it.
-
-    `fastmath` names the liberties that LLVM may take with floating point: none unless they change no bit.
-    """
-    options: dict[str, Any] = {"nogil": True, "fastmath": set(fastmath)}
+def compiled(*signatures: Any) -> Callable[[F], F]:  # noqa: ANN401  (of numba)
+    """Compile for these signatures now, and keep the code if numba finds a place for it."""
 
     def wrap(function: F) -> F:
         ends_with_the_process()
         _check_processor()
         made: Any
         try:
-            made = njit(list(signatures), cache=True, **options)(function)
+            made = njit(list(signatures), cache=True, nogil=True)(function)
         except Exception as error:  # noqa: BLE001  (numba, pickle and the file system have their own)
             log.warning("kernels.not_kept", kernel=function.__name__, reason=repr(error))
-            made = njit(list(signatures), **options)(function)
+            made = njit(list(signatures), nogil=True)(function)
         return cast("F", made)
 
     return wrap
