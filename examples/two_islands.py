@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 
 import atoll
+from atoll.base.background_tasks import LoopThread
 from atoll.base.logs import configure
-from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.protocol.settings import ProtocolSettings

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, Phase
 from hypothesis import settings as hypothesis_settings
 
 from atoll.base import logs
+from atoll.base.background_tasks import LoopThread
 from atoll.base.clock import SystemClock
 from atoll.base.errors import PeerMisbehaved
-from atoll.base.loop_thread import LoopThread
 from atoll.bus.memory import MemoryBus
 from atoll.bus.server import EmbeddedBroker
 from atoll.wire.limits import Info

@@ -24,7 +24,7 @@ import numpy as np
 from numba import njit
 from rich.progress import track
 
-from atoll.base.buffer_pool import Vector
+from atoll.base.large_arrays import Vector
 from atoll.base.parallel import PART
 from atoll.codec import FORMATS, Encoded, Framing, encode_frame
 from atoll.codec.formats import BF16, INT4, INT8

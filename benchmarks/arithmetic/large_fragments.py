@@ -23,13 +23,13 @@ from typing import Annotated
 import numpy as np
 import psutil
 
-from atoll.base import scratch_arrays
-from atoll.base.buffer_pool import Vector
+from atoll.base import large_arrays
 from atoll.base.clock import SystemClock
+from atoll.base.large_arrays import Vector
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
-from atoll.client.founding import found_or_join, publish_origin
+from atoll.client.membership import found_or_join, publish_origin
 from atoll.client.pushing import Pusher
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import Push
@@ -113,10 +113,10 @@ def _fleet(url: str, record: RunRecord, elements: int) -> None:
 
 
 async def _learners(url: str, record: RunRecord, elements: int) -> None:
-    scratch_arrays.policy.bytes_min = GIB // 4
+    large_arrays.policy.bytes_min = GIB // 4
     bus = await open_bus(url, record.run, name="fleet")
     await bus.provision(STREAM_BYTES)
-    origin = scratch_arrays.spare(elements, np.float32)
+    origin = large_arrays.spare(elements, np.float32)
     await found_or_join(bus, record)
     await publish_origin(bus, record, {0: _filled(origin)})
     beating = asyncio.create_task(_beat(bus, record))
@@ -155,14 +155,14 @@ def _filled(vector: Vector) -> Vector:
     for start in range(0, vector.size, 1 << 20):
         part = vector[start : start + (1 << 20)]
         part[:] = dice.standard_normal(part.size, dtype=np.float32)
-        scratch_arrays.release_pages(part)
+        large_arrays.release_pages(part)
     return vector
 
 
 def _away(origin: Vector, number: int, start: int, stop: int) -> Vector:
     """Return values that a learner has moved to: a little further for each one."""
     moved: Vector = origin[start:stop] * np.float32(0.999 - 0.0001 * number)
-    scratch_arrays.release_pages(origin[start:stop])
+    large_arrays.release_pages(origin[start:stop])
     return moved
 
 
@@ -189,7 +189,7 @@ def _island(url: str, elements: int, told: multiprocessing.Queue[int]) -> None:
     from atoll.client.join import join  # noqa: PLC0415
     from atoll.client.options import JoinOptions  # noqa: PLC0415
 
-    scratch_arrays.policy.bytes_min = LearnerSettings().spill_bytes
+    large_arrays.policy.bytes_min = LearnerSettings().spill_bytes
     dice = np.random.default_rng(0)
     size = elements // TENSORS
     arrays = {f"w{n}": read_only(dice.standard_normal(size, dtype=np.float32)) for n in range(TENSORS)}

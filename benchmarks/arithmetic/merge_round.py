@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.progress import track
 
-from atoll.base.buffer_pool import Vector
+from atoll.base.large_arrays import Vector
 from atoll.base.parallel import cores
 from atoll.codec import FORMATS, Encoded
 from atoll.codec.formats.interface import BLOCK, Bytes

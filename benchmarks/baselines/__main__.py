@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 import atoll
-from atoll.base.atomic_files import write_whole
 from atoll.base.errors import SettingsError
+from atoll.base.files import write_whole
 from atoll.base.logs import configure, get
-from atoll.base.provenance import commit, machine
+from atoll.base.machine import commit, machine
 from atoll.cli.main import run_verb
 from atoll.cli.options import Assignments, Config, with_flags
 from atoll.local import run_settings

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from atoll.base.atomic_files import write_whole
-from atoll.base.provenance import commit, machine
+from atoll.base.files import write_whole
+from atoll.base.machine import commit, machine
 from atoll.local.processes import DIE_WITH_PARENT
 from benchmarks.experiments.grid import GridCell, Value, unsaid
 

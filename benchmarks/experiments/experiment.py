@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.base.atomic_files import hold
 from atoll.base.errors import INTERRUPTED, AtollError, EnvironmentFault, SettingsError
+from atoll.base.files import hold
 from atoll_learner.data.shards import TokenShards
 from benchmarks.experiments.cells import CellStore, Crew, Paces, cell_of, left, verbs
 from benchmarks.experiments.experiment_page import PREFIX, Raw, answers, figures, load, page, save, svgs

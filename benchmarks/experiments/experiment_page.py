@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import zstandard
 
-from atoll.base.atomic_files import write_whole
+from atoll.base.files import write_whole
 from atoll_simulator.confidence import Spread, paired, spread
 from benchmarks.experiments.cells import Record, duration
 from benchmarks.experiments.grid import (

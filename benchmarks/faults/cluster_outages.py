@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from atoll.base.loop_thread import LoopThread
+from atoll.base.background_tasks import LoopThread
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions

@@ -23,14 +23,13 @@ import msgspec
 import numpy as np
 import psutil
 
-from atoll.base.buffer_pool import Vector
 from atoll.base.clock import SystemClock
+from atoll.base.large_arrays import Vector
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.bus.streams import GIB
-from atoll.client.founding import publish_origin
-from atoll.client.membership import claim
+from atoll.client.membership import claim, publish_origin
 from atoll.codec import Encoded, encode_frame, format_of
 from atoll.merge.fold import slice_norms
 from atoll.model.layout import TensorSpec, plan_layout

@@ -36,7 +36,7 @@ from typing import Any
 import msgspec
 import zstandard
 
-from atoll.base.atomic_files import write_whole
+from atoll.base.files import write_whole
 from atoll.protocol.ledger import Ledger
 from benchmarks.faults.storm import Fault
 from benchmarks.lib.figures import line_figure

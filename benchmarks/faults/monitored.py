@@ -27,7 +27,7 @@ import msgspec
 import psutil
 
 from atoll.base.clock import SystemClock
-from atoll.base.units import DAY_S
+from atoll.base.wording import DAY_S
 from atoll.bus.interface import Bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.client.membership import claim

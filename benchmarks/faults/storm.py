@@ -30,7 +30,7 @@ from typing import Protocol, Self
 import msgspec
 import psutil
 
-from atoll.base.loop_thread import LoopThread
+from atoll.base.background_tasks import LoopThread
 from atoll.bus.server import EmbeddedBroker
 from support.links import LinkProxy
 

@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from atoll.base.clock import SystemClock
 from atoll.base.errors import BrokerUnavailable, BusError
-from atoll.base.provenance import commit, machine
+from atoll.base.machine import commit, machine
 from atoll.bus.interface import Bus, CoreMessage
 from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker

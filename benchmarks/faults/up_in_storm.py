@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 import msgspec
 import psutil
 
+from atoll.base.background_tasks import LoopThread
 from atoll.base.errors import AtollError
-from atoll.base.loop_thread import LoopThread
+from atoll.base.machine import commit, machine
 from atoll.base.parsing import parsed
-from atoll.base.provenance import commit, machine
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker

@@ -30,8 +30,8 @@ from types import NoneType
 from typing import Any, Final, NoReturn
 
 import atoll
-from atoll.base.atomic_files import write_whole
-from atoll.base.provenance import commit, machine
+from atoll.base.files import write_whole
+from atoll.base.machine import commit, machine
 
 HISTORY: Final = Path("docs/results/history.jsonl")
 COMMIT_DIGITS: Final = 12

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from atoll.base.atomic_files import write_whole
-from atoll.base.provenance import machine
+from atoll.base.files import write_whole
+from atoll.base.machine import machine
 
 ROOT = Path(__file__).resolve().parents[2]
 

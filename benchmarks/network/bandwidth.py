@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from atoll.base.units import as_rate
+from atoll.base.wording import as_rate
 from atoll.protocol.settings import ProtocolSettings
 from atoll_simulator.planner import PlanLinks, Question, answer, timeline, utilisation
 from atoll_simulator.planner.links import utilisation_at

@@ -30,8 +30,8 @@ from rich.progress import track
 from sklearn.datasets import load_digits
 
 import atoll
+from atoll.base.background_tasks import LoopThread
 from atoll.base.clock import SystemClock
-from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions

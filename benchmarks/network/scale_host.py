@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 
 from atoll import join
-from atoll.base import scratch_arrays
-from atoll.base.loop_thread import LoopThread
+from atoll.base import large_arrays
+from atoll.base.background_tasks import LoopThread
 from atoll.client.join import IslandHandle
 from atoll.client.options import JoinOptions
 from atoll.codec import KEYFRAME
@@ -51,7 +51,7 @@ class HostRequest(msgspec.Struct, frozen=True):
 
 
 def main(request: HostRequest) -> None:
-    scratch_arrays.policy.bytes_min = request.spill_bytes
+    large_arrays.policy.bytes_min = request.spill_bytes
     protocol, home = request.protocol, LoopThread("host")
     compile_kernels({protocol.codec_up, protocol.codec_down, KEYFRAME})
     islands = [HeldIsland(request, name, home) for name in request.learners]

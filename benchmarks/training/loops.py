@@ -32,9 +32,9 @@ from typing import Annotated, Any
 import jax.numpy as jnp
 import numpy as np
 
+from atoll.base.background_tasks import LoopThread
 from atoll.base.errors import SettingsError
 from atoll.base.logs import configure
-from atoll.base.loop_thread import LoopThread
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker

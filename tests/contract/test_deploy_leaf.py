@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.client.founding import publish_origin
+from atoll.client.membership import publish_origin
 from atoll.deploy.checks import Seat, seat_of_service
 from atoll.deploy.description import DeploymentDescription, read_description
 from atoll.deploy.examination import ExaminationContext, compare_deployment, examine

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from atoll.client.leaf_rules import RULES, rules_of
+from atoll.client.parameters import RULES, rules_of
 from atoll.model.layout import TensorSpec
 from atoll.model.leaf_conventions import CONVENTIONS, STATISTICS, TYPES
 from support.documents import ROOT

@@ -20,9 +20,8 @@ from atoll.archive.checkpoint_store import CheckpointStore
 from atoll.archive.checkpoints import CheckpointObject, Part, Piece
 from atoll.archive.object_store import Name
 from atoll.archive.seals import digest_of_bytes
-from atoll.base.clock import SystemClock
+from atoll.base.clock import SystemClock, this_process
 from atoll.base.errors import AtollError, PeerMisbehaved, ProtocolMisuse
-from atoll.base.identity import this_process
 from atoll.base.parsing import parsed
 from atoll.base.retry import Unanswered
 from atoll.bus.interface import CoreMessage
@@ -31,7 +30,7 @@ from atoll.bus.nats.consumers import _attempts
 from atoll.bus.nats.jetstream_api import read_field
 from atoll.client.driver import IslandDriver
 from atoll.client.membership import claim
-from atoll.client.peer_recovery import StateLender, TrainingProgress
+from atoll.client.optimizer_state import StateLender, TrainingProgress
 from atoll.codec import Framing
 from atoll.codec.arrays import pack_arrays, unpack_arrays
 from atoll.codec.formats import FORMATS

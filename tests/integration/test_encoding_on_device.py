@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from atoll.base.buffer_pool import Vector
+from atoll.base.large_arrays import Vector
 from atoll.client.device_encoding import Encoder, Placed
 from atoll.client.driver import IslandDriver
 from atoll.client.join import IslandHandle, join

@@ -12,8 +12,8 @@ import pytest
 from atoll.base.clock import Clock
 from atoll.bus.interface import Bus, Record
 from atoll.client import session
-from atoll.client.founding import found_or_join, publish_origin
 from atoll.client.join import IslandHandle
+from atoll.client.membership import found_or_join, publish_origin
 from atoll.model.pytrees import gather
 from atoll.run.heads import wait_for_heads
 from atoll.run.record import read_run

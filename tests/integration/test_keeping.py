@@ -16,8 +16,8 @@ import optax
 import pytest
 from structlog.testing import capture_logs
 
+from atoll.base.background_tasks import LoopThread
 from atoll.base.errors import SettingsError
-from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.checkpoints import LoopCheckpoints, LoopState

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 
-from atoll.base.loop_thread import LoopThread
+from atoll.base.background_tasks import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.checkpoints import loan_recovery

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from atoll.base.background_tasks import LoopThread
 from atoll.base.errors import SettingsError
-from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.join import IslandHandle, join
@@ -40,7 +40,7 @@ from typing import NamedTuple
 import numpy as np
 
 import atoll
-from atoll.base.loop_thread import LoopThread
+from atoll.base.background_tasks import LoopThread
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.options import JoinOptions
 from atoll.protocol.settings import ProtocolSettings
@@ -137,7 +137,7 @@ def test_a_process_that_loads_jax_after_it_joined_goes_on(tmp_path: Path) -> Non
 import sys
 import numpy as np
 import atoll
-from atoll.base.loop_thread import LoopThread
+from atoll.base.background_tasks import LoopThread
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.options import JoinOptions
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from atoll.base.background_tasks import LoopThread
 from atoll.base.errors import LayoutMismatch, Quarantined, SettingsError
-from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client import driver

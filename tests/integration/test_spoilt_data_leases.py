@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import atoll
-from atoll.base.loop_thread import LoopThread
+from atoll.base.background_tasks import LoopThread
 from atoll.base.quantities import COUNT_MAX
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus

@@ -14,8 +14,8 @@ import pytest
 import structlog
 from typer.testing import CliRunner
 
+from atoll.base.background_tasks import LoopThread
 from atoll.base.clock import SystemClock
-from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.open import open_bus

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from atoll.base import buffer_pool
+from atoll.base import large_arrays
 from atoll.base.errors import ProtocolMisuse
 from atoll.codec import FORMATS, Encoded
 from atoll.merge.correction import Heloco, MomentumReference
@@ -34,14 +34,14 @@ METHODS: tuple[Method, ...] = ("mean", "rda")
 @pytest.fixture(autouse=True)
 def _memory_holds_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hand out memory that holds no numbers: what is not written before it is read is noticed."""
-    empty = buffer_pool.empty
+    empty = large_arrays.empty
 
     def poisoned(elements: int) -> Vector:
         made = empty(elements)
         made.fill(np.nan)
         return made
 
-    monkeypatch.setattr(buffer_pool, "empty", poisoned)
+    monkeypatch.setattr(large_arrays, "empty", poisoned)
 
 
 def slices_of(sizes: Sequence[int] = SIZES) -> tuple[FragmentSlice, ...]:

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from atoll.base.buffer_pool import Vector
 from atoll.base.errors import PeerMisbehaved
+from atoll.base.large_arrays import Vector
 from atoll.codec import FORMATS, pack_arrays
 from atoll.merge.global_update import AVERAGE, CARRY, GlobalUpdate, state_bytes_max
 from atoll.merge.outer import MOMENTUM, OuterOptimizer, State, make_outer

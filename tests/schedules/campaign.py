@@ -26,7 +26,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from multiprocessing import get_context
 from pathlib import Path
 
-from atoll.base.provenance import commit
+from atoll.base.machine import commit
 from benchmarks.lib.harness import Figure, count, fact, natural, positive, write, zero
 from schedules.faults import KINDS, REPLICATED, Beside
 from schedules.long_campaign import PART, Campaign, MixedSources, begun, resumed, save

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from atoll.base.clock import Identity
 from atoll.base.errors import AtollError, BrokerUnavailable
-from atoll.base.identity import Identity
-from atoll.client.adoption import AdoptableFragment
-from atoll.client.leaf_rules import rules_of
-from atoll.client.optimizer_state import packed_bytes_max
+from atoll.client.driver import AdoptableFragment
+from atoll.client.optimizer_state import borrow, packed_bytes_max, restore_loan
 from atoll.client.options import JoinOptions
-from atoll.client.peer_recovery import borrow, restore_loan
+from atoll.client.parameters import rules_of
 from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, plan_origin
 from atoll.model.pytrees import describe, gather

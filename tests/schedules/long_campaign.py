@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from atoll.base.atomic_files import write_whole
+from atoll.base.files import write_whole
 from atoll.base.parsing import parsed
 from benchmarks.lib.kept_parts import source_digest
 from schedules.faults import Beside

@@ -17,9 +17,8 @@ import msgspec
 import numpy as np
 
 from atoll.archive import rebuild as _rebuild
-from atoll.base.clock import Clock
+from atoll.base.clock import Clock, Identity
 from atoll.base.errors import AtollError, BlobCorrupt, BlobGone, BrokerUnavailable, BusError, RecordConflict
-from atoll.base.identity import Identity
 from atoll.base.retry import all_of
 from atoll.bus import memory as _bus
 from atoll.bus.interface import Bus
@@ -27,7 +26,7 @@ from atoll.client import data_leases as _leases
 from atoll.client import driver as _driver
 from atoll.client import session as _session
 from atoll.client.driver import IslandDriver
-from atoll.client.peer_recovery import StateLender
+from atoll.client.optimizer_state import StateLender
 from atoll.client.pushing import Pusher
 from atoll.client.session import Session
 from atoll.client.step_hook import StepHook

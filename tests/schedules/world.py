@@ -19,11 +19,11 @@ import numpy as np
 
 from atoll.archive.checkpoint_store import CheckpointStore
 from atoll.archive.rebuild import rebuild
+from atoll.base.clock import Identity
 from atoll.base.errors import AtollError, IdentityTaken, ProtocolMisuse, RunWentBack, on_one_line
-from atoll.base.identity import Identity
 from atoll.bus.memory import StoredMessage
-from atoll.client.leaf_rules import rules_of
-from atoll.client.peer_recovery import Borrowed
+from atoll.client.optimizer_state import Borrowed
+from atoll.client.parameters import rules_of
 from atoll.local.console import ConsolePicture
 from atoll.local.console_tables import TopMoment, status_of
 from atoll.model.layout import Layout

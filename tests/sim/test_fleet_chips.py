@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.base.errors import SettingsError
-from atoll.base.units import DAY_S
+from atoll.base.wording import DAY_S
 from atoll_simulator.fleet import cells
 from atoll_simulator.fleet.cells import ELASTIC, RIGID, Job, simulate
 from atoll_simulator.fleet.chance import Engine, ReturnTimes, slowest, slowest_mean, speeds, stream

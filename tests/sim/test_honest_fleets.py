@@ -8,7 +8,7 @@ from typing import Final, Literal
 import numpy as np
 import pytest
 
-from atoll.base.buffer_pool import Vector
+from atoll.base.large_arrays import Vector
 from support.numeric_fleet import LearnerPlan, NumericFleet, adam, sgd
 
 LOW, HIGH = range(5), range(5, 10)

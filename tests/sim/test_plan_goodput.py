@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from atoll.base.units import DAY_S
+from atoll.base.wording import DAY_S
 from atoll_simulator.fleet.cells import ELASTIC, RIGID, Job, simulate
 from atoll_simulator.fleet.parameters import FleetParameters, changed
 from atoll_simulator.planner import failures

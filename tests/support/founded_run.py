@@ -16,8 +16,7 @@ from atoll.base.clock import SystemClock
 from atoll.base.errors import ArchiveUnavailable
 from atoll.bus.interface import Signatures
 from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.client.founding import publish_origin
-from atoll.client.membership import claim
+from atoll.client.membership import claim, publish_origin
 from atoll.codec import pack_arrays
 from atoll.merge.outer import make_outer
 from atoll.merge.round_merge import update_of

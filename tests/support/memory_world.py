@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import msgspec
 
+from atoll.base.background_tasks import LoopThread
 from atoll.base.errors import BlobGone
-from atoll.base.loop_thread import LoopThread
 from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from atoll.base.buffer_pool import Vector
+from atoll.base.large_arrays import Vector
 from atoll.codec.encoded import Encoded
 from atoll.merge.fold import l2_norm, slice_norms
 from atoll.merge.outer import State, make_outer

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, Self
 
-from atoll.base.loop_thread import LoopThread
+from atoll.base.background_tasks import LoopThread
 from atoll.bus.nats.region_keeper import RegionKeeper
 from atoll.bus.regions import HubSide, RegionSide
 from atoll.bus.server import EmbeddedBroker

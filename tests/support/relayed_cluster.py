@@ -10,7 +10,7 @@ from typing import Final, Self
 
 import msgspec
 
-from atoll.base.loop_thread import LoopThread
+from atoll.base.background_tasks import LoopThread
 from atoll.bus.server import EmbeddedBroker, node_store, planned_nodes
 from atoll.local.brokers import WATCH_S, SilenceWatch, processor_s
 from support.links import LinkProxy

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.client.founding import found_or_join, publish_origin
+from atoll.client.membership import found_or_join, publish_origin
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import RunRecord

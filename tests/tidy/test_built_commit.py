@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
-from atoll.base.provenance import EDITED, UNKNOWN, commit
+from atoll.base.machine import EDITED, UNKNOWN, commit
 
 ROOT = Path(__file__).resolve().parents[2]
-ASK = "from atoll.base import provenance; print(provenance.__file__); print(provenance.commit())"
+ASK = "from atoll.base import machine; print(machine.__file__); print(machine.commit())"
 
 
 def installed_commit(root: Path, folder: Path, version: str = "standard") -> str:

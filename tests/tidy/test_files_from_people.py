@@ -1,4 +1,4 @@
-"""Files that a person names are opened in one place (`atoll.base.regular_files`), or the list here says why not.
+"""Files that a person names are opened in one place (`atoll.base.files`), or the list here says why not.
 
 A pipe in the place of a file keeps its reader waiting for ever, and a device or a sparse file fills the memory. So every call
 in the product that opens a file to read it must be on the list with its reason: that no person and no peer chooses this file,
@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("shared", "services")
-READER = "shared/atoll/base/regular_files.py"
+READER = "shared/atoll/base/files.py"
 OPENERS = {
     *("FileIO", "from_file", "load_file", "safe_open", "ParquetFile"),
     *("memory_map", "fromfile", "memmap", "loadtxt", "genfromtxt"),
@@ -106,7 +106,7 @@ def test_files_are_opened_by_the_reader_or_for_a_reason() -> None:
     """A new place that opens a file takes the reader; a reason whose place is gone goes, too."""
     there = found()
 
-    assert there - REASONS.keys() == set(), "take `atoll.base.regular_files`, or say here why this file is nobody's"
+    assert there - REASONS.keys() == set(), "take `atoll.base.files`, or say here why this file is nobody's"
     assert REASONS.keys() - there == set()
 
 

@@ -12,7 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from atoll.client.adoption import AdoptableFragment, adopt
+from atoll.client.driver import AdoptableFragment
+from atoll.client.step_hook import adopt
 from atoll.model.layout import plan_layout
 from atoll.model.pytrees import describe, gather
 from atoll.protocol.settings import ProtocolSettings

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import atoll
+from atoll.base.background_tasks import LoopThread
 from atoll.base.errors import BrokerUnavailable, SettingsError
-from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.checkpoints import fresh_recovery

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from atoll.base.atomic_files import hold, write_whole
+from atoll.base.files import hold, write_whole
 
 FOREVER = """
 import sys, itertools
 from pathlib import Path
-from atoll.base.atomic_files import write_whole
+from atoll.base.files import write_whole
 print("begun", flush=True)
 for number in itertools.count():
     write_whole(Path(sys.argv[1]), b"%d" % (number % 10) * 3_000_000)
@@ -24,7 +24,7 @@ for number in itertools.count():
 HOLDING = """
 import sys, time
 from pathlib import Path
-from atoll.base.atomic_files import hold
+from atoll.base.files import hold
 file = hold(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(600)

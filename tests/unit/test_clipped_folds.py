@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from atoll.base.buffer_pool import Vector
+from atoll.base.large_arrays import Vector
 from atoll.codec.encoded import Encoded
 from atoll.merge.fold import slice_norms
 from atoll.merge.outer import MOMENTUM

@@ -14,7 +14,7 @@ from atoll.base.errors import AccessDenied, IdentityTaken
 from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.signed import SignedBus
-from atoll.client import founding
+from atoll.client import membership
 from atoll.client.membership import claim
 from atoll.keys.identity import read_identity
 from atoll.keys.roll import KeyFolder
@@ -28,11 +28,11 @@ async def test_who_may_not_found_says_again_and_again_for_whom_it_waits(
     run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A learner that was to found the run, and whose identity was made without that, would be silent for ten minutes."""
-    monkeypatch.setattr(founding, "TOLD_EVERY_S", 0.01)
-    monkeypatch.setattr(founding, "ASKED_EVERY_S", 0.001)
+    monkeypatch.setattr(membership, "TOLD_EVERY_S", 0.01)
+    monkeypatch.setattr(membership, "ASKED_EVERY_S", 0.001)
     bus, record = MemoryBus(run, MemoryBroker()), run_record(run)
     with capture_logs() as lines:
-        waiting = asyncio.create_task(founding.await_founding(bus, record.subjects))
+        waiting = asyncio.create_task(membership.await_founding(bus, record.subjects))
         async with asyncio.timeout(SOON_S):
             while len(lines) < 3:  # noqa: ASYNC110  (a line of the log sets no event)
                 await asyncio.sleep(0)
@@ -74,6 +74,6 @@ async def test_an_id_that_is_held_names_its_holder(locked: bool, todo: str, run:
 
 
 async def test_waiting_for_a_founder_has_an_end(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(founding, "FOUNDED_S", 0.01)
+    monkeypatch.setattr(membership, "FOUNDED_S", 0.01)
     with pytest.raises(AccessDenied, match="--founds"):
-        await founding.await_founding(MemoryBus(run, MemoryBroker()), run_record(run).subjects)
+        await membership.await_founding(MemoryBus(run, MemoryBroker()), run_record(run).subjects)

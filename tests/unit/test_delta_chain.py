@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BlobCorrupt, BlobGone, BrokerUnavailable, PeerMisbehaved
+from atoll.base.large_arrays import Vector
 from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.client.founding import publish_origin
+from atoll.client.membership import publish_origin
 from atoll.codec import frame_bytes
 from atoll.merge.global_update import CARRY
 from atoll.merge.outer import MOMENTUM, derivable, make_outer

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from atoll.base.buffer_pool import Vector
 from atoll.base.errors import FrameRejected
-from atoll.client.adoption import AdoptableFragment, adopt
+from atoll.base.large_arrays import Vector
 from atoll.client.device_encoding import Encoder, choose_encoder
+from atoll.client.driver import AdoptableFragment
+from atoll.client.step_hook import adopt
 from atoll.codec import FORMATS, Encoded, format_of
 from atoll.model.layout import plan_layout
 from atoll.model.pytrees import describe, gather

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from atoll.base.buffer_pool import Vector
 from atoll.base.errors import FrameRejected, ProtocolMisuse, SettingsError
+from atoll.base.large_arrays import Vector
 from atoll.codec import FORMATS, KEYFRAME, Encoded, EncodedFrame, FrameDecoder
 from atoll.merge.global_update import CARRY, DownlinkQuantiser
 from atoll.merge.outer import State

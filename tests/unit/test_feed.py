@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
+from atoll.base.background_tasks import LoopThread
 from atoll.base.errors import DataError, PeerMisbehaved
-from atoll.base.loop_thread import LoopThread
 from atoll.client.data_leases import DataLeases
 from atoll.client.join import IslandHandle
 from atoll.protocol.data import DataGrant, Key, Progress

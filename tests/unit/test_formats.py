@@ -16,8 +16,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.base.buffer_pool import Vector
 from atoll.base.errors import FrameRejected, ProtocolMisuse, SettingsError
+from atoll.base.large_arrays import Vector
 from atoll.codec import FORMATS, Encoded, check_codecs, format_of
 from atoll.codec.formats.interface import BLOCK, LEVELS_MAX, SCALE_BYTES, STEPS_MAX, Format, loaded, stored
 from atoll.codec.kernels import FAST_ELEMENTS, fast_kernels, kernels, plain_kernels

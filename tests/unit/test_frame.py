@@ -10,8 +10,8 @@ import pytest
 import xxhash
 import zstandard
 
-from atoll.base.buffer_pool import Vector
 from atoll.base.errors import FrameRejected, SettingsError
+from atoll.base.large_arrays import Vector
 from atoll.codec import (
     FORMATS,
     Encoded,

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from atoll.base.buffer_pool import Vector
 from atoll.base.errors import FrameRejected, PeerMisbehaved
+from atoll.base.large_arrays import Vector
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.pushing import Pusher
 from atoll.codec import frame_bytes

@@ -12,9 +12,8 @@ import pytest
 from atoll.base.clock import SystemClock
 from atoll.base.errors import RunReplaced, RunWentBack
 from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.client.adoption import AdoptableFragment
-from atoll.client.driver import PUSHES_AT_ONCE, HeldFragment, IslandDriver, StepReport
-from atoll.client.founding import publish_origin
+from atoll.client.driver import PUSHES_AT_ONCE, AdoptableFragment, HeldFragment, IslandDriver, StepReport
+from atoll.client.membership import publish_origin
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.model.pytrees import leaves_of
 from atoll.protocol.events import CallHeard, FragmentFetched, HeadHeard

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import jax.numpy as jnp
 import pytest
 
+from atoll.base.background_tasks import LoopThread
 from atoll.base.errors import AtollError, Quarantined, RunReplaced
-from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Record
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client import driver

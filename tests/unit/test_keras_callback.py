@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from atoll.base.loop_thread import LoopThread
+from atoll.base.background_tasks import LoopThread
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.join import IslandHandle
 from atoll.client.options import JoinOptions
@@ -19,9 +19,10 @@ from support.lazily import LazyModule
 if TYPE_CHECKING:
     import keras
 
-    from atoll.keras import IslandCallback, callback
+    import atoll.keras as atoll_keras
+    from atoll.keras import IslandCallback
 else:  # with Keras come scikit-learn and SciPy: a quarter of all that is loaded to collect the tests
-    keras, callback = map(LazyModule, ("keras", "atoll.keras.callback"))
+    keras, atoll_keras = map(LazyModule, ("keras", "atoll.keras"))
 
 BATCH = 8
 ROWS = 40
@@ -39,7 +40,7 @@ class MemoryRun:
             return MemoryBus("r", self._broker)
 
         options = JoinOptions(home=self._home)
-        return callback.IslandCallback(bus, run="r", learner=name, tokens=BATCH, protocol=protocol, options=options)
+        return atoll_keras.IslandCallback(bus, run="r", learner=name, tokens=BATCH, protocol=protocol, options=options)
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def test_a_batch_trains_on_what_the_step_returned(a_run: MemoryRun, monkeypatch:
     assert len(trained) == 2 * ROWS // BATCH
     assert all(same(now, before) for now, before in zip(trained[1:], returned, strict=False))
     assert not same(trained[1], trained[0])
-    assert same(callback.TravellingVariables(model).values()["trainable"], returned[-1])
+    assert same(atoll_keras.TravellingVariables(model).values()["trainable"], returned[-1])
 
 
 def test_moving_averages_go_on_from_what_the_step_returned(a_run: MemoryRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,21 +164,21 @@ def test_fit_ends_with_the_run_and_a_second_fit_takes_no_step(
 
     assert taken == 3
     assert len(stepping.seen) == taken
-    assert same(callback.TravellingVariables(model).values(), island.island.params)
+    assert same(atoll_keras.TravellingVariables(model).values(), island.island.params)
 
 
 def test_a_joining_model_takes_the_runs_values(a_run: MemoryRun) -> None:
     """Both begin with the founder's; `merged` puts them into the model again."""
     one, other = small_model(0.0, seed=1), small_model(0.5, seed=2)
     first, second = a_run.learner("a"), a_run.learner("b")
-    founded = jax.tree.map(np.array, callback.TravellingVariables(one).values()["trainable"])
+    founded = jax.tree.map(np.array, atoll_keras.TravellingVariables(one).values()["trainable"])
     fitted(one, first)
     fitted(other, second)
-    trained = callback.TravellingVariables(other).values()["trainable"]
+    trained = atoll_keras.TravellingVariables(other).values()["trainable"]
 
     assert not same(trained, founded)
     assert second.merged(settle_s=0.0).versions_min == 0
-    assert same(callback.TravellingVariables(other).values()["trainable"], founded)
+    assert same(atoll_keras.TravellingVariables(other).values()["trainable"], founded)
 
 
 def test_seeds_and_the_optimizer_stay(a_run: MemoryRun) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from atoll.base.buffer_pool import Vector
 from atoll.base.errors import ProtocolMisuse
+from atoll.base.large_arrays import Vector
 from atoll.codec import kernels as sets
 from atoll.codec.encoded import Encoded
 from atoll.codec.formats import F32, INT8, int4, int8

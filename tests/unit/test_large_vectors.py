@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from atoll.base import buffer_pool, parallel
-from atoll.base.buffer_pool import ROOM_BYTES, ROOMS_KEPT, Vector, room
+from atoll.base import large_arrays, parallel
+from atoll.base.large_arrays import ROOM_BYTES, ROOMS_KEPT, Vector, room
 from atoll.codec import FORMATS, Encoded
 from atoll.merge.fold import (
     AccumulateEntry,
@@ -140,34 +140,34 @@ def test_nothing_added_is_a_sum_of_zeros() -> None:
 
 
 def test_memory_is_used_again_when_nobody_holds_it() -> None:
-    elements = buffer_pool.KEPT_ELEMENTS + 11
-    vector = buffer_pool.empty(elements)
+    elements = large_arrays.KEPT_ELEMENTS + 11
+    vector = large_arrays.empty(elements)
     assert (vector.dtype.name, vector.size, vector.flags.writeable) == ("float32", elements, True)
     place, view, buffer = vector.ctypes.data, vector[5:9].view(np.uint8), vector.data
     del vector
-    held = [buffer_pool.empty(elements) for _ in range(3)]
+    held = [large_arrays.empty(elements) for _ in range(3)]
     del view
-    held.append(buffer_pool.empty(elements))
+    held.append(large_arrays.empty(elements))
     assert place not in {other.ctypes.data for other in held}
     del buffer
     gc.collect()
-    assert buffer_pool.empty(elements).ctypes.data == place
+    assert large_arrays.empty(elements).ctypes.data == place
 
 
 def test_no_more_bytes_are_kept_than_a_process_can_spare() -> None:
     """Large vectors that lie idle are dearer than the time that they save; also smaller ones beside the largest."""
-    buffer_pool._spent.clear()
-    most = buffer_pool.KEPT_ELEMENTS_MAX
-    held = [buffer_pool.empty(elements) for elements in (most, most, most, most, most // 2, most // 2, most // 4)]
+    large_arrays._spent.clear()
+    most = large_arrays.KEPT_ELEMENTS_MAX
+    held = [large_arrays.empty(elements) for elements in (most, most, most, most, most // 2, most // 2, most // 4)]
     while held:
         held.pop(0)
     gc.collect()
-    assert 0 < sum(map(len, buffer_pool._spent)) <= buffer_pool.KEPT_BYTES_MAX
-    buffer_pool._spent.clear()
+    assert 0 < sum(map(len, large_arrays._spent)) <= large_arrays.KEPT_BYTES_MAX
+    large_arrays._spent.clear()
 
 
 def test_a_room_comes_back_when_nobody_looks_any_more() -> None:
-    buffer_pool._spent_rooms.clear()
+    large_arrays._spent_rooms.clear()
     first = memoryview(room(ROOM_BYTES))
     first[:4] = b"mine"
     part = first[:4]
@@ -185,7 +185,7 @@ def test_no_more_than_some_are_kept() -> None:
     many = [room(ROOM_BYTES) for _ in range(ROOMS_KEPT + 3)]
     many.clear()
     gc.collect()
-    assert len(buffer_pool._spent_rooms) == ROOMS_KEPT
+    assert len(large_arrays._spent_rooms) == ROOMS_KEPT
 
 
 def test_other_sizes_are_memory_of_their_own() -> None:

@@ -12,8 +12,7 @@ import optax
 import pytest
 from flax import nnx
 
-from atoll.client.leaf_rules import rules_of
-from atoll.client.parameters import checked_parameters
+from atoll.client.parameters import checked_parameters, rules_of
 from atoll.model.layout import TensorSpec
 from atoll.model.leaf_conventions import is_variance, looks_untrained
 from atoll_learner.model import init_params

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from atoll.base.errors import LayoutMismatch, SettingsError
-from atoll.client.leaf_rules import LeafRules, digest_of, frozen_leaves, rules_of
+from atoll.client.parameters import LeafRules, digest_of, frozen_leaves, rules_of
 from atoll.model.layout import Layout, Slice, TensorSpec
 from atoll.protocol.settings import BY_VALUE, ProtocolSettings
 from atoll.run.record import check_frozen

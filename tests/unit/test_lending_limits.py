@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from atoll.base.clock import SystemClock
-from atoll.base.identity import this_process
+from atoll.base.clock import SystemClock, this_process
 from atoll.bus.interface import CoreMessage
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.membership import claim
-from atoll.client.peer_recovery import LOANS_MAX, LOANS_S, StateLender, TrainingProgress
+from atoll.client.optimizer_state import LOANS_MAX, LOANS_S, StateLender, TrainingProgress
 from atoll.wire.messages import Control, encode
 from atoll_simulator.loop import VirtualLoop
 from support.founded_run import run_record

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.base.errors import BlobCorrupt
 from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.client.founding import publish_origin
+from atoll.client.membership import publish_origin
 from atoll.codec import Encoded, encode_frame
 from atoll.merge.correction import MomentumReference, correction_of
 from atoll.merge.fold import FragmentFold, Method, slice_norms

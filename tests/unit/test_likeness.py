@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import atoll as package
-from atoll.base import provenance
+from atoll.base import machine
 from atoll.base.errors import SettingsError
 from atoll.local.options import UpPlan, kept_settings, plan
 from atoll.local.run_settings import read_earlier
@@ -45,7 +45,7 @@ def first(tmp_path: Path, text: Path) -> UpPlan:
     settings = kept_settings(up)
     texts = [str(path.absolute()) for path in up.corpus]
     file = RunFile(run="first", learners=2, settings=settings, broker=EMBEDDED, corpus=texts, tokens=10**9)
-    file.atoll, file.commit = package.__version__, provenance.commit()
+    file.atoll, file.commit = package.__version__, machine.commit()
     with RunFolder(up.out) as folder:
         folder.save(file)
         folder.write("report.json", json.dumps(collect(History(), file, BrokerFacts("abc"), validation={})).encode())

@@ -15,9 +15,9 @@ from atoll.protocol.settings import ProtocolSettings
 LOUD_AND_QUIET = """
 import structlog
 from atoll.base.logs import get
-from atoll.client.driver import AdoptionLog
-AdoptionLog(each=True).note_adoption(0, 7, 1, "head/0/7")
-AdoptionLog().note_adoption(1, 8, 1, "head/1/8")
+from atoll.client.driver import log_adoption
+log_adoption(0, 7, 1, "head/0/7", each=True)
+log_adoption(1, 8, 1, "head/1/8")
 get("a.module").info("learner.moved")
 structlog.get_logger().debug("a line of the script's own")
 """

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.base import loop_thread
-from atoll.base.loop_thread import LoopThread
+from atoll.base import background_tasks
+from atoll.base.background_tasks import LoopThread
 
 DEADLINE_S = 120.0
 
@@ -28,8 +28,8 @@ async def until(begun: threading.Event, end: threading.Event) -> None:
 
 
 def test_a_second_stop_does_not_end_what_the_first_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_thread, "STOP_S", 0.05)
-    monkeypatch.setattr(loop_thread, "CANCEL_S", 0.05)
+    monkeypatch.setattr(background_tasks, "STOP_S", 0.05)
+    monkeypatch.setattr(background_tasks, "CANCEL_S", 0.05)
     home, begun, release = LoopThread("stubborn"), threading.Event(), threading.Event()
     home.submit(until(begun, release))
     assert begun.wait(DEADLINE_S)

@@ -12,7 +12,7 @@ import pytest
 
 from atoll.base.errors import PeerMisbehaved
 from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.client.founding import publish_origin
+from atoll.client.membership import publish_origin
 from atoll.protocol.data import DataLedger
 from atoll.wire.limits import Info
 from atoll.wire.messages import Contribution, Member, RunRecord, decode

@@ -18,7 +18,7 @@ from atoll.base.clock import SystemClock
 from atoll.base.errors import SettingsError
 from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.client.founding import found_or_join
+from atoll.client.membership import found_or_join
 from atoll.local.options import UpPlan, plan
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.folder import EMBEDDED, RunFile, RunFolder

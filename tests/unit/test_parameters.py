@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from atoll.base.background_tasks import LoopThread
 from atoll.base.errors import SettingsError
-from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client import parameters
 from atoll.client.join import IslandHandle, join
-from atoll.client.leaf_rules import digest_of
 from atoll.client.model_reader import read_model
 from atoll.client.options import JoinOptions
-from atoll.client.parameters import checked_parameters
+from atoll.client.parameters import checked_parameters, digest_of
 from atoll.protocol.settings import ProtocolSettings
 
 PROTOCOL = ProtocolSettings(fragments=2, shards=1, interval_steps=8)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from atoll.base.errors import SettingsError
-from atoll.base.units import count, rate, rates
+from atoll.base.wording import count, rate, rates
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.traffic import ring_bits
 from atoll_simulator.planner import failures, timeline, utilisation

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BrokerUnavailable, FrameRejected
+from atoll.base.large_arrays import Vector
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.pushing import FAST_BYTES_PER_S, PUSH_PATIENCE_S, Pusher
 from atoll.codec import FORMATS, Encoded, decode_frame, frame_bytes

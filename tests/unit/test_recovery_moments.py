@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from atoll.client.checkpoints import CheckpointNote, DataPlace, LoadedCheckpoint
-from atoll.client.peer_recovery import Borrowed
+from atoll.client.optimizer_state import Borrowed
 from atoll.wire.events import RecoveredEvent
 from atoll_learner.checkpoints import GOOD_HORIZONS, USABLE_HORIZONS, impossible, recover
 from atoll_learner.data.batches import BatchReader

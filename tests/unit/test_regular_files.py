@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.base.regular_files import NotRegular, TooLarge, lines_of, opened_file, read_file
+from atoll.base.files import NotRegular, TooLarge, lines_of, opened_file, read_file
 from atoll.run.history import History
 
 

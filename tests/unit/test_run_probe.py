@@ -10,8 +10,7 @@ import pytest
 from atoll.base.clock import SystemClock
 from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced
 from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.client.founding import publish_origin
-from atoll.client.membership import claim
+from atoll.client.membership import claim, publish_origin
 from atoll.protocol.events import ContributionArrived, Fact, Refuse
 from atoll.protocol.shard import Shard
 from atoll.settings import ArchiveSettings

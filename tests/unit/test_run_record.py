@@ -13,8 +13,8 @@ from structlog.testing import capture_logs
 from atoll.base.errors import LayoutMismatch, SettingsError
 from atoll.bus.interface import Record
 from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.client.founding import found_or_join, publish_origin, warn_of_mixture
-from atoll.client.leaf_rules import frozen_leaves, rules_of
+from atoll.client.membership import found_or_join, publish_origin, warn_of_mixture
+from atoll.client.parameters import frozen_leaves, rules_of
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run import heads

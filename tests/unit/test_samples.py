@@ -7,7 +7,7 @@ import itertools
 import msgspec
 import pytest
 
-from atoll.base.units import DAY_S
+from atoll.base.wording import DAY_S
 from atoll.client.options import DEFAULTS
 from atoll.client.session import pause_of
 from atoll.run.history import History

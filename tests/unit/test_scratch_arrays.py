@@ -14,9 +14,9 @@ import numpy as np
 import psutil
 import pytest
 
-from atoll.base import scratch_arrays
-from atoll.base.buffer_pool import Vector
+from atoll.base import large_arrays
 from atoll.base.errors import PeerMisbehaved, StorageFull
+from atoll.base.large_arrays import Vector
 from atoll.codec import ArraysDecoder, Encoded, EncodedFrame, FrameDecoder, PackedArrays, format_of, pack_arrays
 from atoll.merge.fold import FragmentFold, slice_norms
 from atoll.merge.global_update import GlobalUpdate, UpdatedFragment
@@ -31,7 +31,7 @@ MIB = 1 << 20
 @pytest.fixture
 def spilling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Spill everything of a mebibyte and more, to a folder of the test's."""
-    monkeypatch.setattr(scratch_arrays, "policy", scratch_arrays.Policy(float(MIB), tmp_path))
+    monkeypatch.setattr(large_arrays, "policy", large_arrays.Policy(float(MIB), tmp_path))
     yield tmp_path
     gc.collect()
 
@@ -47,31 +47,31 @@ def resident_bytes() -> int:
 @pytest.mark.parametrize("dtype", ["float32", "uint8", "float64", "int64", ml_dtypes.bfloat16])
 def test_an_array_is_an_array_wherever_it_lies(spilling: Path, dtype: np.typing.DTypeLike) -> None:
     for count, outside in ((0, False), (7, False), (MIB, True)):
-        array = scratch_arrays.spare(count, dtype)
+        array = large_arrays.spare(count, dtype)
         assert (array.dtype, array.size, array.flags.writeable) == (np.dtype(dtype), count, True)
         array[:] = np.arange(count) % 100
-        scratch_arrays.release_pages(array)
+        large_arrays.release_pages(array)
         assert (array == (np.arange(count) % 100).astype(dtype)).all()
-        assert (scratch_arrays.home_of(array) is not None) == outside
+        assert (large_arrays.home_of(array) is not None) == outside
         if outside:
-            assert scratch_arrays.home_of(array[5:99].view(np.uint8)) is scratch_arrays.home_of(
+            assert large_arrays.home_of(array[5:99].view(np.uint8)) is large_arrays.home_of(
                 np.frombuffer(array.view(np.uint8).data)
             )
-        assert not scratch_arrays.zeros(count, dtype).astype(np.float32).any()
+        assert not large_arrays.zeros(count, dtype).astype(np.float32).any()
     assert list(spilling.iterdir()) == []
 
 
 @pytest.mark.usefixtures("spilling")
 def test_what_is_let_go_leaves_the_process() -> None:
     before = resident_bytes()
-    array = scratch_arrays.spare(64 * MIB, np.uint8)
+    array = large_arrays.spare(64 * MIB, np.uint8)
     array[:] = 7
     full = resident_bytes()
-    scratch_arrays.release_pages(array[5:])
+    large_arrays.release_pages(array[5:])
     assert full - before > 60 * MIB
     assert resident_bytes() - before < 8 * MIB
     assert int(array.sum(dtype=np.int64)) == 7 * 64 * MIB
-    scratch_arrays.release_pages(array)
+    large_arrays.release_pages(array)
     assert resident_bytes() - before < 8 * MIB
 
 
@@ -83,7 +83,7 @@ def test_a_folder_without_room_is_said(number: int, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(StorageFull, match=f"(?s){errno.errorcode[number]}.*scratch_dir"):
-        scratch_arrays.spare(MIB, np.float32)
+        large_arrays.spare(MIB, np.float32)
 
 
 def test_a_folder_that_nobody_asked_for_may_be_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,11 +92,11 @@ def test_a_folder_that_nobody_asked_for_may_be_full(tmp_path: Path, monkeypatch:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(scratch_arrays, "policy", scratch_arrays.Policy(float(MIB)))
+    monkeypatch.setattr(large_arrays, "policy", large_arrays.Policy(float(MIB)))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(os, "posix_fallocate", full)
-    array = scratch_arrays.zeros(MIB, np.float32)
-    assert scratch_arrays.home_of(array) is None
+    array = large_arrays.zeros(MIB, np.float32)
+    assert large_arrays.home_of(array) is None
     assert not array.any()
 
 
@@ -129,9 +129,9 @@ def test_a_round_has_the_same_bits_wherever_its_arrays_lie(
     codec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, new, sent = stepped(codec)
-    monkeypatch.setattr(scratch_arrays, "policy", scratch_arrays.Policy(float(MIB), tmp_path))
+    monkeypatch.setattr(large_arrays, "policy", large_arrays.Policy(float(MIB), tmp_path))
     there, other, sent_too = stepped(codec)
-    assert scratch_arrays.home_of(other.values) is not None
+    assert large_arrays.home_of(other.values) is not None
     assert (here.tobytes(), new.values.tobytes(), sent) == (there.tobytes(), other.values.tobytes(), sent_too)
     assert pack_arrays(new.state) == pack_arrays(other.state)
     assert format_of(codec).size(SIZE) >= len(sent) - 400
@@ -142,9 +142,9 @@ def test_a_round_has_the_same_bits_wherever_its_arrays_lie(
 def test_arrays_travel_in_pieces(order: int) -> None:
     """To and from files, in any order, to the bytes of `pack_arrays`."""
     arrays = {
-        "a": scratch_arrays.spare(SIZE, np.float32),
+        "a": large_arrays.spare(SIZE, np.float32),
         "b": np.arange(5),
-        "c": scratch_arrays.spare(SIZE, ml_dtypes.bfloat16).reshape(2, -1),
+        "c": large_arrays.spare(SIZE, ml_dtypes.bfloat16).reshape(2, -1),
     }
     arrays["a"][:], arrays["c"][:] = drawn(1), 1.5
     packed = PackedArrays(arrays)
@@ -156,7 +156,7 @@ def test_arrays_travel_in_pieces(order: int) -> None:
         arriving.take(number, pieces[number])
     got = arriving.arrays()
     assert pack_arrays(got) == whole
-    assert [scratch_arrays.home_of(array) is not None for array in got.values()] == [True, False, True]
+    assert [large_arrays.home_of(array) is not None for array in got.values()] == [True, False, True]
 
 
 def test_pieces_of_something_else_are_refused() -> None:

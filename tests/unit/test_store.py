@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BrokerUnavailable, RecordConflict, RunLost, RunWentBack, StorageFull
+from atoll.base.large_arrays import Vector
 from atoll.base.retry import all_of
 from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.client.founding import publish_origin
+from atoll.client.membership import publish_origin
 from atoll.merge.fold import l2_norm
 from atoll.merge.global_update import GlobalUpdate, UpdatedFragment
 from atoll.merge.outer import State, make_outer

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from atoll.base.errors import SettingsError, parts_of
-from atoll.base.wording import counted, few, redact, redact_json
+from atoll.base.errors import SettingsError, parts_of, redact, redact_json
+from atoll.base.wording import counted, few
 from atoll.protocol.events import NAMED_MAX, Names
 from atoll.run.decisions import list_names
 

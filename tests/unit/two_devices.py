@@ -13,8 +13,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from atoll.client.adoption import AdoptableFragment, adopt
 from atoll.client.device_encoding import choose_encoder
+from atoll.client.driver import AdoptableFragment
+from atoll.client.step_hook import adopt
 from atoll.codec import Encoded, format_of
 from atoll.model.layout import plan_layout
 from atoll.model.pytrees import describe, gather

@@ -14,7 +14,7 @@ from typing import Any
 
 from atoll.archive.replay import OpenRound, RoundPart, RunReplay
 from atoll.archive.rounds import RoundStore
-from atoll.base.buffer_pool import Vector
+from atoll.base.large_arrays import Vector
 from atoll.base.wording import counted
 from atoll.cli.output import say
 from atoll.cli.replay import open_rounds

@@ -33,8 +33,7 @@ from atoll.client.checkpoints import (
     rebuilt_from,
 )
 from atoll.client.join import IslandHandle
-from atoll.client.optimizer_state import Arrays, host_copy
-from atoll.client.peer_recovery import Borrowed
+from atoll.client.optimizer_state import Arrays, Borrowed, host_copy
 from atoll.protocol.data import Key, Progress
 from atoll.settings import Settings
 from atoll_learner.data.token_source import SourceFeed

@@ -172,7 +172,7 @@ def prepare_text(  # noqa: PLR0913  (one option each)
 
     from atoll.base.errors import SettingsError  # noqa: PLC0415
     from atoll.base.exits import leave_in_order_on_term  # noqa: PLC0415
-    from atoll.base.units import as_size  # noqa: PLC0415
+    from atoll.base.wording import as_size  # noqa: PLC0415
     from atoll_learner.data.prepare import describe, prepare  # noqa: PLC0415
     from atoll_learner.data.sources import Reading, files_of, stdlib_files  # noqa: PLC0415
     from atoll_learner.data.tokenizer import Vocabulary  # noqa: PLC0415

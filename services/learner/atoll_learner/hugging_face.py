@@ -18,8 +18,8 @@ from typing import Any, Final
 import msgspec
 
 from atoll.base.errors import CheckpointError, DataError
+from atoll.base.files import read_text
 from atoll.base.parsing import parsed
-from atoll.base.regular_files import read_text
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.data.tokenizer import BPE_FILE, TOKENIZER_BYTES_MAX
 from atoll_learner.model_config import (

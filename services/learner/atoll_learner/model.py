@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from flax import nnx
 
-from atoll.client.leaf_rules import Rule
+from atoll.client.parameters import Rule
 from atoll_learner.model_settings import EMBEDDINGS, ModelSettings
 
 Params = dict[str, jax.Array]

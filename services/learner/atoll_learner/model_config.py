@@ -25,8 +25,8 @@ from typing import Any, Final
 import msgspec
 
 from atoll.base.errors import CheckpointError
+from atoll.base.files import read_text
 from atoll.base.parsing import parsed
-from atoll.base.regular_files import read_text
 
 CONFIG: Final = "config.json"
 FIELDS: Final = {

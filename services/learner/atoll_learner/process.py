@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.base import fact_dumps, scratch_arrays, spans
+from atoll.base import fact_dumps, large_arrays, spans
 from atoll.base.health import rest
 from atoll.base.logs import configure, get
 from atoll.client.join import IslandHandle, join
@@ -109,7 +109,7 @@ def train(settings: Settings) -> None:
     fact_dumps.dump_on_signal()
     work = prepare_work(settings)
     limit_threads(settings.learner.threads)
-    scratch_arrays.policy.bytes_min, scratch_arrays.policy.folder = (
+    large_arrays.policy.bytes_min, large_arrays.policy.folder = (
         settings.learner.spill_bytes,
         settings.learner.scratch_dir,
     )

@@ -24,8 +24,8 @@ from typing import Any, Final
 import jax
 
 from atoll.base import spans
-from atoll.base.atomic_files import write_whole
 from atoll.base.errors import SettingsError, on_one_line
+from atoll.base.files import write_whole
 from atoll.base.logs import get
 
 log = get(__name__)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from atoll.base.atomic_files import write_whole
+from atoll.base.files import write_whole
 from atoll.base.logs import configure, get
 from atoll.cli.reading import reading_bus
 from atoll.keys.rights import KINDS

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from prometheus_client.core import Metric
 
-from atoll.base.units import DAY_S
+from atoll.base.wording import DAY_S
 from atoll.report.page_data import HoldingAlert
 
 Labels = Mapping[str, str]

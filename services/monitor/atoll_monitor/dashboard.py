@@ -33,9 +33,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from atoll.base.clock import Clock
-from atoll.base.errors import AtollError
+from atoll.base.errors import AtollError, redact
 from atoll.base.logs import get
-from atoll.base.wording import redact
 from atoll.bus.open import open_bus
 from atoll.protocol.ledger import apportion, settle
 from atoll.protocol.settings import ProtocolSettings

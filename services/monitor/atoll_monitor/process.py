@@ -22,12 +22,12 @@ from typing import Final
 
 from starlette.routing import BaseRoute
 
-from atoll.base.atomic_files import write_whole
 from atoll.base.clock import SystemClock
-from atoll.base.errors import AtollError, BrokerUnavailable, SettingsError
+from atoll.base.errors import AtollError, BrokerUnavailable, SettingsError, redact
+from atoll.base.files import write_whole
 from atoll.base.health import REACH_S, TOUCH_S, show_life
 from atoll.base.logs import configure, get
-from atoll.base.wording import few, redact
+from atoll.base.wording import few
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus, open_managing_bus
 from atoll.run.folder import SavedRun

@@ -39,9 +39,9 @@ import msgspec
 import zstandard
 from prometheus_client.core import Metric
 
-from atoll.base.atomic_files import hold
 from atoll.base.errors import InUse, SettingsError
 from atoll.base.extras import require
+from atoll.base.files import hold
 from atoll.base.logs import get
 from atoll.settings.sections import MonitorSettings
 from atoll.wire.events import EventFields

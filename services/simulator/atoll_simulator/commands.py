@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.base.units import DAY_S, within
-from atoll.base.wording import counted
+from atoll.base.wording import DAY_S, counted, within
 from atoll.cli.options import (
     Assignments,
     Broker,
@@ -412,7 +411,7 @@ def plan(  # noqa: PLR0913  (one option each)
 
 
 def _question(options: dict[str, Any]) -> Question:
-    from atoll.base.units import count  # noqa: PLC0415
+    from atoll.base.wording import count  # noqa: PLC0415
     from atoll_simulator.planner import Prices, Question  # noqa: PLC0415
 
     names = {
@@ -447,7 +446,7 @@ def _question(options: dict[str, Any]) -> Question:
 
 
 def _links(options: dict[str, Any]) -> PlanLinks:
-    from atoll.base.units import rate, rates  # noqa: PLC0415
+    from atoll.base.wording import rate, rates  # noqa: PLC0415
     from atoll_simulator.planner import PlanLinks  # noqa: PLC0415
 
     up, down, hub_in, hub_out = (options[name] for name in ("bandwidth", "bandwidth_down", "hub_in", "hub_out"))
@@ -548,7 +547,7 @@ def what_if(  # noqa: PLR0913  (one option each)
 ) -> None:
     """Print the check and the change; leave with 1 when the simulation misses the recording. Nothing of the run is changed."""
     from atoll.base.errors import SettingsError  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll.base.units import within  # noqa: PLC0415
+    from atoll.base.wording import within  # noqa: PLC0415
     from atoll.cli.output import say_lines  # noqa: PLC0415
     from atoll.cli.reading import recording_of  # noqa: PLC0415
     from atoll_simulator.what_if.comparison import as_document, change_lines, check_lines, fit_lines  # noqa: PLC0415

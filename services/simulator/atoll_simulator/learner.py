@@ -25,18 +25,16 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from atoll.base.buffer_pool import Vector
-from atoll.base.clock import Clock
+from atoll.base.clock import Clock, Identity
 from atoll.base.errors import AtollError, BrokerUnavailable
-from atoll.base.identity import Identity
+from atoll.base.large_arrays import Vector
 from atoll.base.logs import get
 from atoll.bus.interface import Bus
 from atoll.client.checkpoints import fresh_recovery, loan_recovery
 from atoll.client.join import RECOVER_S
-from atoll.client.leaf_rules import rules_of
-from atoll.client.optimizer_state import packed_bytes_max
+from atoll.client.optimizer_state import borrow, packed_bytes_max, restore_loan
 from atoll.client.options import JoinOptions
-from atoll.client.peer_recovery import borrow, restore_loan
+from atoll.client.parameters import rules_of
 from atoll.client.pushing import Pusher
 from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, plan_origin

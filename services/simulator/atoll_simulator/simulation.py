@@ -20,7 +20,7 @@ import msgspec
 from atoll.base.clock import Clock, SystemClock
 from atoll.base.errors import PeerMisbehaved
 from atoll.base.logs import get
-from atoll.base.units import DAY_S
+from atoll.base.wording import DAY_S
 from atoll.bus.interface import PAGE_EVENTS, Bus, CoreMessage
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.local.console import ConsolePicture, RunConsole

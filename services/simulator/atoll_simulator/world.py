@@ -16,9 +16,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from atoll.base.clock import Clock
+from atoll.base.clock import Clock, Identity
 from atoll.base.errors import AtollError, UserError
-from atoll.base.identity import Identity
 from atoll.base.logs import say_in_this_task
 from atoll.bus.memory import MemoryBroker
 from atoll.local.processes import RESTART_PAUSE_S

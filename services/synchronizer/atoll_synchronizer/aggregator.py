@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BlobCorrupt, BlobGone, FrameRejected, PeerMisbehaved, ProtocolMisuse
+from atoll.base.large_arrays import Vector
 from atoll.base.parallel import off_loop
 from atoll.base.retry import patiently
 from atoll.bus.interface import Bus

@@ -22,9 +22,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from atoll.base import fact_dumps
-from atoll.base.clock import Clock
+from atoll.base.clock import Clock, Identity, this_process
 from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict, StorageFull
-from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get
 from atoll.base.retry import bounded
 from atoll.bus.interface import Bus, Record

@@ -27,12 +27,11 @@ from atoll import __version__
 from atoll.archive.checkpoint_store import CheckpointStore
 from atoll.archive.object_store import open_archive
 from atoll.archive.rebuild import rebuild
-from atoll.base import fact_dumps, scratch_arrays
+from atoll.base import fact_dumps, large_arrays
 from atoll.base.background_tasks import BackgroundTasks
-from atoll.base.clock import Clock, SystemClock
+from atoll.base.clock import Clock, Identity, SystemClock, this_process
 from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict, SettingsError
 from atoll.base.health import live, rest
-from atoll.base.identity import Identity, this_process
 from atoll.base.logs import configure, get, is_power_of_two, say_in_this_task
 from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
@@ -68,7 +67,7 @@ HEAR_S = 0.2
 def serve_shards(settings: Settings) -> None:
     """Serve the shard that `settings` names, or all, in a loop of its own."""
     configure(settings.log.format, settings.log.level, role="synchronizer", run=settings.run)
-    scratch_arrays.policy.bytes_min, scratch_arrays.policy.folder = (
+    large_arrays.policy.bytes_min, large_arrays.policy.folder = (
         settings.synchronizer.spill_bytes,
         settings.synchronizer.scratch_dir,
     )

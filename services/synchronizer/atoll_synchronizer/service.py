@@ -22,9 +22,8 @@ from typing import Any, assert_never
 
 from atoll.base import fact_dumps
 from atoll.base.background_tasks import BackgroundTasks
-from atoll.base.clock import Clock
+from atoll.base.clock import Clock, Identity, this_process
 from atoll.base.errors import AtollError, BrokerUnavailable, BusError, ProtocolMisuse, RecordConflict, StorageFull
-from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get
 from atoll.base.retry import ended, patiently
 from atoll.bus.interface import Bus

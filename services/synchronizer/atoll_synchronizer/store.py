@@ -27,7 +27,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from atoll.base.buffer_pool import Vector
 from atoll.base.errors import (
     BlobCorrupt,
     BlobGone,
@@ -38,6 +37,7 @@ from atoll.base.errors import (
     RecordConflict,
     StorageFull,
 )
+from atoll.base.large_arrays import Vector
 from atoll.base.logs import get
 from atoll.base.parallel import off_loop
 from atoll.base.parsing import parsed

@@ -25,11 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote, urlsplit
 
-from atoll.base.atomic_files import write_whole
-from atoll.base.errors import ArchiveUnavailable, CheckpointError, SettingsError, for_a_terminal
+from atoll.base.errors import ArchiveUnavailable, CheckpointError, SettingsError, for_a_terminal, redact
+from atoll.base.files import NotRegular, opened_file, write_whole
 from atoll.base.logs import get
-from atoll.base.regular_files import NotRegular, opened_file
-from atoll.base.wording import redact
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

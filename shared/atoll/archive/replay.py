@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from atoll.archive.rounds import Anchor, RetainedFold, RetainedRound, RoundName, RoundStore
-from atoll.base.buffer_pool import Vector
 from atoll.base.errors import AtollError, CheckpointError, FrameRejected
+from atoll.base.large_arrays import Vector
 from atoll.base.parallel import parts
 from atoll.codec import KEYFRAME, Encoded, FrameDecoder, PackedArrays, StoredFrame, decode_frame
 from atoll.codec.arrays import unpack_arrays

@@ -29,15 +29,22 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Final
-
-from atoll.base.wording import redact
+from typing import Any, Final
 
 INTERRUPTED: Final = 130
 _ALIKE: Final = 0.7
 """From which likeness on a name that there is may be the one that was meant."""
+
+# A password may hold a slash, or an @ itself: so all goes to the last @ before white space or a comma and the next address.
+# Rather a name too many than a password.
+_ADDRESSES: Final = re.compile(r"//\S*")
+_WITHOUT_SCHEME: Final = re.compile(r"""(?<![^\s'",(\[=])[^\s/:@'"]+:(?!//)[^\s'"]*@""")
+"""What somebody typed who forgot the scheme."""
+_ADDRESSES_IN_JSON: Final = re.compile(rb'//(?:\\.|[^\s"\\])*')
+_NEXT_ADDRESS: Final = re.compile(r"""(?<=,)(?=['"]?\w[\w+.-]*://)""")
 
 
 class AtollError(Exception):
@@ -110,6 +117,30 @@ def exit_code_of(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
     return error.exit_code if isinstance(error, AtollError) else AtollError.exit_code
+
+
+def redact(value: Any) -> Any:  # noqa: ANN401  (whatever a setting holds)
+    """Return `value` with the user part of any URL struck out, in each text of a list; what is neither as it is."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(redact(each) for each in value)
+    if not isinstance(value, str):
+        return value
+    return _WITHOUT_SCHEME.sub("***@", _ADDRESSES.sub(lambda found: _strike(found[0]), value))
+
+
+def redact_json(encoded: bytes) -> bytes:
+    """Return JSON with the user part of any URL in its texts struck out; no text ends elsewhere for it."""
+    return _ADDRESSES_IN_JSON.sub(lambda found: _strike(found[0].decode("latin-1")).encode("latin-1"), encoded)
+
+
+def _strike(addresses: str) -> str:
+    return "".join(_strike_one(each) for each in _NEXT_ADDRESS.split(addresses))
+
+
+def _strike_one(address: str) -> str:
+    scheme, slashes, rest = address.partition("//")
+    _, at, host = rest.rpartition("@")
+    return f"{scheme}{slashes}***@{host}" if at else address
 
 
 class UserError(AtollError):
@@ -231,3 +262,16 @@ class FrameRejected(PeerMisbehaved):
 
 class ProtocolMisuse(AtollError):
     """Our own bug: an event the machine cannot accept."""
+
+
+EXPECTED: Final = (UserError, EnvironmentFault, BusError, PeerMisbehaved)
+"""The doing of a person, a machine or a peer, and no bug of ours."""
+
+
+def errors_in(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors in a group, and those in the groups inside; of any other error itself."""
+    if not isinstance(error, BaseExceptionGroup):
+        yield error
+        return
+    for each in error.exceptions:
+        yield from errors_in(each)

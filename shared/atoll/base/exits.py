@@ -21,10 +21,9 @@ from types import FrameType
 from typing import Any, Final
 
 from atoll.base import logs
-from atoll.base.errors import AtollError, StorageFull, exit_code_of, for_a_terminal, is_full, text_of
+from atoll.base.errors import AtollError, StorageFull, errors_in, exit_code_of, for_a_terminal, is_full, text_of
 from atoll.base.extras import missing_extra
 from atoll.base.logs import get
-from atoll.base.uncaught import leaves_of
 
 FORMAT: Final = "ATOLL_LOG__FORMAT"
 SIGNALLED: Final = 128
@@ -184,7 +183,7 @@ def _unwrap_group(call: Callable[[], Any]) -> None:
     try:
         call()
     except ExceptionGroup as group:
-        errors = list(leaves_of(group))
+        errors = list(errors_in(group))
         if not all(isinstance(each, AtollError) for each in errors):
             raise
         raise errors[0] from group

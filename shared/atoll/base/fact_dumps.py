@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, Protocol
 
-from atoll.base.errors import BusError, EnvironmentFault, PeerMisbehaved, UserError
+from atoll.base.errors import EXPECTED
 from atoll.base.logs import get
 
 FILES_MAX: Final = 32
@@ -65,8 +65,7 @@ def keep(recorder: Recorded) -> None:
 
 def is_our_bug(error: BaseException) -> bool:
     """Return whether an error is neither the person's nor the machine's nor a peer's doing."""
-    expected = (UserError, EnvironmentFault, BusError, PeerMisbehaved)
-    return isinstance(error, Exception) and not isinstance(error, expected)
+    return isinstance(error, Exception) and not isinstance(error, EXPECTED)
 
 
 def dump(recorder: Recorded, why: str) -> Path | None:

@@ -23,8 +23,8 @@ from typing import NoReturn
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError
 from atoll.base.exits import StopSignals
+from atoll.base.files import DOCUMENT_BYTES_MAX, read_file
 from atoll.base.logs import get
-from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_file
 
 log = get(__name__)
 

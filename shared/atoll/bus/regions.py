@@ -22,10 +22,9 @@ from typing import Final
 
 import msgspec
 
-from atoll.base.atomic_files import write_whole
 from atoll.base.errors import EnvironmentFault, SettingsError
+from atoll.base.files import DOCUMENT_BYTES_MAX, read_file, write_whole
 from atoll.base.parsing import parsed
-from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_file
 from atoll.bus.options import LEAF_PORT, Credentials, bracketed, is_single_address
 from atoll.wire.subjects import HUB, region_name
 

@@ -43,7 +43,6 @@ from typing import IO, Final, NoReturn, Protocol, Self
 
 import msgspec
 
-from atoll.base.atomic_files import hold, write_whole
 from atoll.base.errors import (
     AtollError,
     BrokerUnavailable,
@@ -53,9 +52,9 @@ from atoll.base.errors import (
     StorageFull,
     is_full,
 )
+from atoll.base.files import DOCUMENT_BYTES_MAX, hold, read_file, write_whole
 from atoll.base.parsing import parsed
 from atoll.base.quantities import ID, ID_IN_WORDS
-from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_file
 from atoll.bus.nats.provision import VERSION_MIN
 from atoll.bus.options import bracketed, is_single_address
 from atoll.bus.regions import ServerLink, include_line, pings

@@ -140,7 +140,7 @@ def broker(  # noqa: PLR0913  (one option each)
 
 
 def _include_path(file: Path | None) -> Path | None:
-    from atoll.base.regular_files import read_text  # noqa: PLC0415
+    from atoll.base.files import read_text  # noqa: PLC0415
 
     if file is None:
         return None
@@ -155,7 +155,7 @@ def _include_path(file: Path | None) -> Path | None:
 
 def _say_door(door: LockedDoor, keys: Path | None, host: str) -> None:
     """Say who may enter, by which names the broker is reached, and for how long its certificate holds."""
-    from atoll.base.units import as_time  # noqa: PLC0415
+    from atoll.base.wording import as_time  # noqa: PLC0415
 
     say(f"locked: TLS, and {door.entrants} identities of {keys} may enter (`atoll keys list {keys}`)")
     say(f"its certificate is for {', '.join(door.hosts)} and holds for {as_time(door.left_s(time.time()))}")
@@ -471,7 +471,7 @@ def show_nodes(rows: Sequence[NodeRow]) -> None:
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    from atoll.base.units import as_duration  # noqa: PLC0415
+    from atoll.base.wording import as_duration  # noqa: PLC0415
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("node", "address", "roll of", "digest", "nats-server", "atoll", "peers"):

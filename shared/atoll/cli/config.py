@@ -17,8 +17,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
-from atoll.base.errors import SettingsError
-from atoll.base.wording import redact
+from atoll.base.errors import SettingsError, redact
 from atoll.cli.options import Assignments, Config
 from atoll.cli.output import say
 from atoll.local import run_settings

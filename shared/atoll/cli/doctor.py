@@ -18,12 +18,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from atoll.base.errors import AtollError, BrokerUnavailable, SettingsError
+from atoll.base.errors import AtollError, BrokerUnavailable, SettingsError, redact
 from atoll.base.extras import install_command, is_installed
 from atoll.base.logs import configure
 from atoll.base.machine import processors
-from atoll.base.units import as_bytes
-from atoll.base.wording import redact
+from atoll.base.wording import as_bytes
 from atoll.bus.options import BusOptions
 from atoll.bus.server import find_server
 from atoll.cli.options import Assignments, Broker, Config

@@ -20,8 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from atoll.base.errors import AtollError, EnvironmentFault, SettingsError, on_one_line
-from atoll.base.units import DAY_S, as_time
-from atoll.base.wording import counted
+from atoll.base.wording import DAY_S, as_time, counted
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
 from atoll.cli.options import Broker

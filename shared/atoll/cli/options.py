@@ -74,8 +74,7 @@ def run_flags(
 
 
 def _pairs(flag: str, texts: list[str] | None, allowed: str) -> Iterator[tuple[str, str]]:
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
-    from atoll.base.wording import redact  # noqa: PLC0415
+    from atoll.base.errors import SettingsError, redact  # noqa: PLC0415
 
     for text in texts or ():
         name, equals, value = text.partition("=")

@@ -18,10 +18,9 @@ from urllib.parse import urlsplit
 
 import typer
 
-from atoll.base.atomic_files import write_whole
 from atoll.base.errors import InUse, SettingsError
+from atoll.base.files import DOCUMENT_BYTES_MAX, read_file, read_text, write_whole
 from atoll.base.logs import configure
-from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_file, read_text
 from atoll.bus.interface import Bus, ManagingBus
 from atoll.bus.open import open_bus, open_managing_bus
 from atoll.bus.options import addresses

@@ -23,7 +23,7 @@ from atoll.archive.replay import ReplayedRound, RunReplay
 from atoll.archive.rounds import RoundStore, foundings
 from atoll.base.errors import CheckpointError, DataError, SettingsError
 from atoll.base.fact_dumps import DUMP_BYTES_MAX
-from atoll.base.regular_files import read_file
+from atoll.base.files import read_file
 from atoll.base.wording import counted
 from atoll.cli.options import Assignments, Config
 from atoll.cli.output import printable, say

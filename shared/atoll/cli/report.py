@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.base.errors import for_a_terminal
-from atoll.base.units import as_duration, as_share
+from atoll.base.wording import as_duration, as_share
 from atoll.report.comparison import ComparedRun, comparison_row, read_report, with_distinct_names
 
 WIDTH_NO_TERMINAL = 200

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from atoll.base.errors import AtollError, BrokerUnavailable, InUse, SettingsError
 from atoll.base.logs import configure
-from atoll.base.units import as_duration, as_size
+from atoll.base.wording import as_duration, as_size
 from atoll.bus.interface import ManagingBus, StoredRun
 from atoll.bus.open import open_managing_bus
 from atoll.cli.options import Assignments, Broker, Config

@@ -32,10 +32,9 @@ import msgspec
 import typer
 
 from atoll.base.clock import Clock, SystemClock
-from atoll.base.errors import INTERRUPTED, AtollError, SettingsError
+from atoll.base.errors import INTERRUPTED, AtollError, SettingsError, redact
 from atoll.base.logs import configure
-from atoll.base.units import duration
-from atoll.base.wording import redact
+from atoll.base.wording import duration
 from atoll.bus.interface import Bus
 from atoll.cli.options import Assignments, Broker, Config, Out, Run
 from atoll.cli.output import printable

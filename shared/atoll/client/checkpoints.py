@@ -9,16 +9,14 @@
 
 `LoopCheckpoints` is for a loop of one's own, and `Checkpoints` the files, which the reference learner
 (`atoll_learner.checkpoints`) uses without it. The step loop pays for one copy to host memory. A thread does the rest: the
-digest, and Orbax, which writes to a temporary folder and renames it, so that a kill at any instant leaves the former
-checkpoint. The newest few are kept. A save that is under way delays the next one.
+digest, and Orbax, which writes to a temporary folder and renames it, so that a kill leaves the former checkpoint.
 
 Checkpoints hold no parameters: the run's heads are the parameters, and a learner that returns adopts them. Steps that its
-former life trained and had not pushed are lost, and counted as lost in that life's account; no checkpoint may bring them back
-under another. So a checkpoint, however old, can overwrite nothing. It is adopted only if its note names this run, founding,
-model, layout, learner and tree. A damaged one is skipped for the one before it. Orbax does not protect values by a checksum;
-the note's digest does, and also the note itself, which holds the numbers and strings of a loop's state. A state that is not
-finite could not be adopted, and is not written. A rebuilt run has a nonce of its own: until it has a checkpoint, those of its
-source are read, and never written or removed.
+former life trained and had not pushed are lost, and counted as lost in that life's account. So a checkpoint, however old, can
+overwrite nothing. It is adopted only if its note names this run, founding, model, layout, learner and tree. A damaged one is
+skipped for the one before it. Orbax does not protect values by a checksum; the note's digest does, and also the note itself,
+which holds the numbers and strings of a loop's state. A state that is not finite is not written. A rebuilt run has a nonce of
+its own: until it has a checkpoint, those of its source are read, and never written or removed.
 """
 
 from __future__ import annotations
@@ -32,6 +30,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -40,7 +39,7 @@ import xxhash
 
 from atoll.base.errors import CheckpointError, PeerMisbehaved, SettingsError, StorageFull
 from atoll.base.logs import get
-from atoll.client.optimizer_state import Arrays, host_copy, is_finite, rebuild_state
+from atoll.client.optimizer_state import Arrays, Borrowed, host_copy, is_finite, rebuild_state
 from atoll.model.tree_walk import flatten, is_array, is_jax_array
 from atoll.protocol.data import Key
 from atoll.protocol.island import Island
@@ -50,7 +49,6 @@ from atoll.wire.messages import RunRecord
 if TYPE_CHECKING:
     import orbax.checkpoint as ocp
 
-    from atoll.client.peer_recovery import Borrowed
     from atoll.client.session import Session
 
 log = get(__name__)
@@ -98,14 +96,10 @@ class TrainingIsland(Protocol):
 class LoopCheckpoints:
     """The state of one incarnation's loop, kept in checkpoints: for the training thread.
 
-    `like` is any pytree: arrays of JAX and NumPy, typed keys of random numbers, plain numbers and strings (the state of a NumPy
-    generator has both). `restored` is the newest whole checkpoint of this learner in this run; else, where `lend` names the
-    entry with the optimizer's state, `like` with a peer's state in its place; else `like` itself. Only optimizer state is lent:
-    two islands with one key would draw the same numbers, with one place in the data read the same data.
-
-    `save` keeps a reference and looks at the clock. When a checkpoint is due it copies the state to host memory, and a thread
-    writes it. The last state is written when the island leaves in good order. After a kill the loop reads again what it had
-    read since its last checkpoint: at most `every_s` seconds of it.
+    `like` is any pytree: arrays of JAX and NumPy, typed keys of random numbers, plain numbers and strings. `restored` is the
+    newest whole checkpoint of this learner in this run; else, where `lend` names the entry with the optimizer's state, `like`
+    with a peer's state in its place; else `like` itself. Only optimizer state is lent: two islands with one key would draw the
+    same numbers, with one place in the data read the same data. The last state is written when the island leaves in good order.
 
     Attributes:
         restored: the state to begin with, as `like`.
@@ -141,9 +135,9 @@ class LoopCheckpoints:
         self._restore(like)
 
     def save(self, state: Any) -> None:  # noqa: ANN401  (as `like`)
-        """Note the state after a completed step, and begin a checkpoint if one is due.
+        """Note the state after a completed step, and begin a checkpoint if one is due; else this costs a look at the clock.
 
-        Until then this costs a look at the clock. `state` may be donated to the next step, or changed in place by it.
+        `state` may be donated to the next step, or changed in place by it.
 
         Raises:
             SettingsError: the first state, or one that is due, is another tree than `like`.
@@ -193,7 +187,6 @@ class LoopCheckpoints:
         self._store.save(self._arrays, msgspec.structs.replace(note, plain=plain), copied_s)
 
     def _restore(self, like: Any) -> None:  # noqa: ANN401
-        """Take the best state there is, and tell log and event log which it was."""
         island = self._island
         own = self._store.load(self._state.split(like)[0])
         if own is not None and not self._state.fits(own.note.plain):
@@ -204,7 +197,8 @@ class LoopCheckpoints:
             self.restored = self._state.whole(own.state, own.note.plain)
             island.note_recovery(checkpoint_recovery(island.incarnation, own, self.age_tokens))
             return
-        borrowed = island.recovered_state(like[self._lend]) if self._lend and self._may_borrow() else None
+        may_borrow = self._lend and island.run_tokens > 0 and not island.done
+        borrowed = island.recovered_state(like[self._lend]) if may_borrow else None
         if borrowed is None:
             island.note_recovery(fresh_recovery(island.incarnation))
             return
@@ -212,9 +206,6 @@ class LoopCheckpoints:
         self.source, self.age_tokens = "peer", recovered.age_tokens or 0
         self.restored = {**like, self._lend: borrowed.state}
         island.note_recovery(recovered)
-
-    def _may_borrow(self) -> bool:
-        return self._island.run_tokens > 0 and not self._island.done
 
 
 class LoopState:
@@ -254,7 +245,7 @@ class LoopState:
             )
         named = dict(zip(self.kinds, leaves, strict=True))
         plain = {name: leaf for name, leaf in named.items() if isinstance(leaf, Plain) and not is_array(leaf)}
-        return {name: leaf for name, leaf in named.items() if name not in plain and _size(leaf)}, plain
+        return {name: leaf for name, leaf in named.items() if name not in plain and math.prod(leaf.shape)}, plain
 
     def fits(self, plain: Mapping[str, Plain]) -> bool:
         """Return whether these are exactly the numbers and strings of this tree, each of its kind and finite."""
@@ -393,7 +384,6 @@ class Checkpoints:
         return {}
 
     def _load(self, like: Any) -> LoadedCheckpoint | None:  # noqa: ANN401
-        """Return the newest one below our folder that is whole and of our `life`."""
         if not self._exists():
             return None
         began_s = time.monotonic()
@@ -418,11 +408,7 @@ class Checkpoints:
 
     def warm(self) -> None:
         """Load Orbax in a thread: a training loop calls it once it steps, and no save of it waits for that."""
-        threading.Thread(target=self._warm, name="checkpoint-warm", daemon=True).start()
-
-    @staticmethod
-    def _warm() -> None:
-        import orbax.checkpoint  # noqa: F401, PLC0415
+        threading.Thread(target=import_module, args=("orbax.checkpoint",), name="checkpoint-warm", daemon=True).start()
 
     @property
     def busy(self) -> bool:
@@ -457,8 +443,9 @@ class Checkpoints:
         size = sum(int(array.nbytes) for array in arrays.values())
         import orbax.checkpoint as ocp  # noqa: PLC0415  (half a second, which no first step waits for)
 
+        numbered = {f"{i:06d}": array for i, array in enumerate(arrays.values())}
         items = ocp.args.Composite(
-            state=ocp.args.StandardSave(_number_names(arrays)), note=ocp.args.JsonSave(msgspec.to_builtins(note))
+            state=ocp.args.StandardSave(numbered), note=ocp.args.JsonSave(msgspec.to_builtins(note))
         )
         try:
             with self._manager() as manager:  # it removes what is left of a save that failed
@@ -622,10 +609,6 @@ def _check_room(folder: Path, size: int) -> None:
         raise StorageFull(f"{free} bytes are free for a checkpoint of {size}")
 
 
-def _number_names(arrays: Arrays) -> Arrays:
-    return {f"{i:06d}": array for i, array in enumerate(arrays.values())}
-
-
 def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
@@ -669,10 +652,6 @@ def _kind(name: str, leaf: Any) -> str:  # noqa: ANN401  (any leaf)
             todo="keep what it is made of; of a NumPy generator that is rng.bit_generator.state",
         )
     return kind
-
-
-def _size(leaf: Any) -> int:  # noqa: ANN401  (an array)
-    return math.prod(leaf.shape)
 
 
 def _is_real(value: Plain) -> bool:

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.base.buffer_pool import Vector
+from atoll.base.large_arrays import Vector
 from atoll.base.logs import get
 from atoll.codec import Encoded, format_of
 from atoll.model.layout import FragmentSlice, Layout

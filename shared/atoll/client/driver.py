@@ -1,7 +1,7 @@
 """The island's driver turns core messages, records and steps into facts, and commands into work. It decides nothing.
 
-It runs on one event loop in a thread of its own. The training thread meets it in three places only, none of which waits for
-the network: `end_step` (a step ended, here is the snapshot; what is to be adopted?), `go_on` (that is adopted), and the flags.
+It runs on one event loop. The training thread meets it in three places only, none of which waits for the network: `end_step`
+(a step ended, here is the snapshot; what is to be adopted?), `go_on` (that is adopted), and the flags.
 
     training thread ── end_step(snapshot) ── StepDone ─►  Island.handle ─► Push  ─► loop ─► worker thread: encode ─► bus
                     ◄─ frames to adopt ───── Adopt ◄────  Island.handle ◄─ FragmentFetched ◄─ loop ◄─ heads, calls
@@ -31,8 +31,7 @@ import numpy as np
 
 from atoll.base import fact_dumps
 from atoll.base.background_tasks import BackgroundTasks
-from atoll.base.buffer_pool import Vector
-from atoll.base.clock import Clock
+from atoll.base.clock import Clock, Identity
 from atoll.base.errors import (
     AtollError,
     BrokerUnavailable,
@@ -42,14 +41,13 @@ from atoll.base.errors import (
     StorageFull,
     on_one_line,
 )
-from atoll.base.identity import Identity
+from atoll.base.large_arrays import Vector
 from atoll.base.logs import get, is_power_of_two
 from atoll.base.parallel import off_loop
 from atoll.base.parsing import parsed
 from atoll.base.quantities import FIGURE_MAX
 from atoll.base.retry import all_of
 from atoll.bus.interface import Bus, CoreMessage
-from atoll.client.adoption import AdoptableFragment
 from atoll.client.device_encoding import Encoder, Placed, choose_encoder
 from atoll.client.membership import dismissal, quarantine
 from atoll.client.parameters import may_change
@@ -111,6 +109,15 @@ class StepReport:
 
 
 @dataclass(frozen=True, slots=True)
+class AdoptableFragment:
+    """A global fragment to adopt, perhaps `placed` on its device; without `carry_from` it overwrites, whatever the rule is."""
+
+    frame: GlobalFragment
+    carry_from: Vector | None
+    placed: Placed | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class HeldFragment:
     """A version of a fragment that is here: its frame, and its rows on their device if they are there, too."""
 
@@ -143,7 +150,8 @@ class IslandDriver:
         self.heartbeats = Heartbeats(run.protocol.silence_s)
         self.pace_changed = asyncio.Event()
         self._proof_wanted = asyncio.Event()
-        self._asking_why, self._heads = False, HeadReading(bus, run)
+        self._asking_why = False
+        self._heads = HeadReading(bus, run)
         self.losses = LossReader()
         self.progress = RunProgress(run.protocol.tokens_target)
         self.failure: AtollError | None = None
@@ -156,13 +164,15 @@ class IslandDriver:
         self._snapshot: Mapping[str, Any] = {}
         self._lock = threading.RLock()
         self._loop = asyncio.get_running_loop()
-        self.background, self._strange = BackgroundTasks(self._fail), itertools.count(1)
+        self.background = BackgroundTasks(self._fail)
+        self._strange = itertools.count(1)
         self._pushing = [asyncio.Semaphore(PUSHES_AT_ONCE) for _ in range(1 + len(run.bulk))]  # a broker each
         self.pusher = Pusher(bus, run, member, clock, self.steps, identity)
-        self._refusals = LocalRefusals(run.layout, clock)
-        self._clipped = ClippedPushes(clock)
+        self._refused_here = QuietCounter(clock)
+        self._clipped = QuietCounter(clock)
         self._encoder: Encoder | None = None
-        self.adoption_log = AdoptionLog()
+        self.log_adoptions = False  # each at info: for a learner whose log is a file of its own
+        self.adopted = 0
 
     async def begin(self, snapshot: Mapping[str, Any], encode: str = "auto", *, donated: bool = False) -> None:
         """Set the snapshot before the first step, and choose where pseudo-gradients are made of such snapshots."""
@@ -175,7 +185,7 @@ class IslandDriver:
 
     def first_frames(self) -> list[AdoptableFragment]:
         """Return the frames that this driver began with, for a learner that has trained nothing yet."""
-        return [AdoptableFragment(held.frame, held.frame.values) for held in self._anchors.values()]
+        return [AdoptableFragment(held.frame, None) for held in self._anchors.values()]
 
     # --- called by the training thread ------------------------------------------------------------------------------
 
@@ -299,7 +309,8 @@ class IslandDriver:
         self._anchors[p] = HeldFragment(item.frame, item.placed)
         self._kept.pop(p, None)
         self.pusher.note_adoption(p, version)
-        self.adoption_log.note_adoption(p, version, self.machine.steps, cause, overwritten=overwritten)
+        self.adopted += 1
+        log_adoption(p, version, self.machine.steps, cause, each=self.log_adoptions, overwritten=overwritten)
 
     def _on_report(self, report: StepReport) -> None:
         self.report = report
@@ -330,7 +341,11 @@ class IslandDriver:
         if verdict.incarnation != self.member.incarnation or verdict.fragment not in self.machine.intervals:
             return
         if verdict.fate == "clipped":
-            self._clipped.tell(verdict)
+            if pushes := self._clipped.count():
+                why = describe_clip(verdict.norm, verdict.norm_max)
+                log.warning(
+                    "push.clipped", fragment=verdict.fragment, push=verdict.push, pushes=pushes, why=why, todo=CLIP_CURE
+                )
             return
         tell_refusal(verdict)
         if verdict.reason == "quarantined" and not self._asking_why:
@@ -404,13 +419,29 @@ class IslandDriver:
                     await self.pusher.push(action, origin, theta, lambda: self.losses.read(self.report.loss))
             except FrameRejected as error:
                 reason = error.reason
-                await self._refusals.tell(action, snapshot, error)
+                if pushes := self._refused_here.count():
+                    await self._warn_of_refusal(action, snapshot, error, pushes)
             except (BusError, BrokerUnavailable, StorageFull, RuntimeError) as error:
                 reason = "gave_up"
                 log.warning("push.gave_up", fragment=p, push=action.push, reason=str(error))
         now_s = self.clock.monotonic()
         settled = PushSettled(at_s=now_s, fragment=p, push=action.push, reason=reason, cause_id=action.cause_id)
         self._on_fact(settled)
+
+    async def _warn_of_refusal(
+        self, action: Push, snapshot: Mapping[str, Any], error: FrameRejected, pushes: int
+    ) -> None:
+        """Warn that pushes are not sent because they are not finite, by the name of a leaf: a NaN does not heal."""
+        leaf = await asyncio.to_thread(_infinite_leaf, self.run.layout, action.fragment, snapshot)
+        log.warning(
+            "push.refused_local",
+            fragment=action.fragment,
+            push=action.push,
+            pushes=pushes,
+            leaf=leaf or "none",
+            reason="NaN or an infinity in it" if leaf else on_one_line(str(error)),
+            todo="lower the learning rate, or look at loss and data; then begin again from finite values",
+        )
 
     async def _read(self, action: Push, snapshot: Mapping[str, Any], size: int) -> Read:
         """Return how a fragment of the snapshot is read: where it is, or a copy that is kept or that nobody may write to."""
@@ -456,14 +487,10 @@ class IslandDriver:
 class LossReader:
     """Reads the losses of one learner. Belongs to the island's loop.
 
-    A training loop may report its loss as a JAX scalar that is still being computed. Turning it into a number waits for the
-    device: a moment, seconds behind a long queue of steps, or for ever when the device hangs. The island's loop never waits
-    for that. So a worker thread reads the loss, one reading at a time, and the caller waits at most `PATIENCE_S`. After that
-    the caller gets the last known loss. In virtual time a worker thread does its work at once, so there the answer is always
-    the newest step's.
-
-    A loss that cannot be read, because the device was lost or because it is no scalar, is NaN, and the reader warns once.
-    The run goes on: training itself meets such an error soon enough. A learner with such a loss lends its state to no peer.
+    A loss may be a JAX scalar that is still being computed. Turning it into a number waits for the device: a moment, seconds
+    behind a long queue of steps, or for ever when the device hangs. So a worker thread reads it, one reading at a time, and the
+    caller waits at most `PATIENCE_S`; after that it gets the last known loss. (In virtual time a worker thread does its work at
+    once.) A loss that cannot be read, because the device was lost or it is no scalar, is NaN, and the reader warns once.
     """
 
     def __init__(self) -> None:
@@ -472,10 +499,10 @@ class LossReader:
         self._failed = ""
 
     async def read(self, loss: SupportsFloat | None) -> float | None:
-        """Return the newest `loss` as a number, or the last known one if this takes too long.
+        """Return the newest `loss` as a number, or the last known one if this takes too long; never raises.
 
-        Never raises: NaN stands for a loss that cannot be read, None for a loop that reports none. One beyond
-        `FIGURE_MAX`, for which messages have no room, has diverged: it is infinite.
+        NaN stands for a loss that cannot be read, None for a loop that reports none. One beyond `FIGURE_MAX`, for which
+        messages have no room, has diverged: it is infinite.
         """
         if loss is None or isinstance(loss, float | int):
             self.known = None if loss is None else _figure_of(loss)
@@ -491,8 +518,7 @@ class LossReader:
         return self.known
 
     def _take(self, reading: asyncio.Future[float]) -> None:
-        """Remember the result of a reading, unless a concurrent caller did so already."""
-        if reading is self._reading:
+        if reading is self._reading:  # no concurrent caller has taken it
             self.known, self._reading = reading.result(), None
 
     def _number(self, loss: SupportsFloat) -> float:
@@ -520,12 +546,10 @@ class HeadTap(msgspec.Struct, frozen=True):
 class HeadReading:
     """Reads the heads of a run at intervals, as records: their taps may be lost or wrong, records are not.
 
-    A head names its contributors, so it grows with the learners of a run, and every learner reads heads. If each reading took
-    all of them, a run of M learners and P fragments would move M * M * P names every few seconds, which nobody needs (128
-    learners, 96 fragments: 30 MB/s at the broker). So a reading takes all heads if they name few, at the beginning, and when
-    something may have been missed: after a lost connection, or after a core message that was dropped. Otherwise it takes the
-    next `IN_TURN` fragments in turn. A tap that the broker lost without a sign is found some readings later, or by the next
-    call of its fragment, which names the version.
+    A head names its contributors. If each reading took all heads, M learners and P fragments would move M * M * P names every
+    few seconds (128 learners, 96 fragments: 30 MB/s at the broker). So a reading takes all heads if they name few, at the
+    beginning, and after a lost connection or a dropped core message. Otherwise it takes the next `IN_TURN` fragments. A tap
+    that the broker lost without a sign is found some readings later, or by the next call of its fragment.
     """
 
     def __init__(self, bus: Bus, run: RunRecord) -> None:
@@ -567,65 +591,20 @@ def tell_refusal(verdict: Verdict) -> None:
         log.warning("push.refused", **facts)
 
 
-class ClippedPushes:
-    """Warns of pushes that shards have clipped: of the first one, then once in `QUIET_S` seconds with their number."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._counter = _QuietCounter(clock)
-
-    def tell(self, verdict: Verdict) -> None:
-        """Count a clipped push, and warn if it is time."""
-        if pushes := self._counter.count():
-            log.warning(
-                "push.clipped",
-                fragment=verdict.fragment,
-                push=verdict.push,
-                pushes=pushes,
-                why=describe_clip(verdict.norm, verdict.norm_max),
-                todo=CLIP_CURE,
-            )
+def _infinite_leaf(layout: Layout, fragment: int, snapshot: Mapping[str, Any]) -> str:
+    """Return the first leaf with rows in a fragment that is not finite; empty if all are. Runs in a worker thread."""
+    for name in dict.fromkeys(part.tensor_name for part in layout.slices(fragment)):
+        try:
+            with np.errstate(over="ignore"):
+                values = np.asarray(snapshot[name]).astype(np.float32)
+        except RuntimeError:  # the loop has donated it meanwhile
+            continue
+        if not np.isfinite(values).all():
+            return name
+    return ""
 
 
-class LocalRefusals:
-    """Warns of pushes that are not sent because they are not finite: of the first one, then once in `QUIET_S` seconds.
-
-    A loop that has run into NaN goes on as if nothing were wrong: its steps succeed, and each of its pushes is refused at home.
-    A NaN does not heal, so a person should hear of it at once, by the name of a leaf. Nothing of this runs in a step.
-    """
-
-    def __init__(self, layout: Layout, clock: Clock) -> None:
-        self._layout = layout
-        self._counter = _QuietCounter(clock)
-
-    async def tell(self, action: Push, snapshot: Mapping[str, Any], error: FrameRejected) -> None:
-        """Count a refused push of this snapshot, and warn if it is time."""
-        if not (pushes := self._counter.count()):
-            return
-        leaf = await asyncio.to_thread(self._leaf, action.fragment, snapshot)
-        log.warning(
-            "push.refused_local",
-            fragment=action.fragment,
-            push=action.push,
-            pushes=pushes,
-            leaf=leaf or "none",
-            reason="NaN or an infinity in it" if leaf else on_one_line(str(error)),
-            todo="lower the learning rate, or look at loss and data; then begin again from finite values",
-        )
-
-    def _leaf(self, fragment: int, snapshot: Mapping[str, Any]) -> str:
-        """Return the first leaf with rows in a fragment that is not finite; empty if all are. Runs in a worker thread."""
-        for name in dict.fromkeys(part.tensor_name for part in self._layout.slices(fragment)):
-            try:
-                with np.errstate(over="ignore"):
-                    values = np.asarray(snapshot[name]).astype(np.float32)
-            except RuntimeError:  # the loop has donated it meanwhile
-                continue
-            if not np.isfinite(values).all():
-                return name
-        return ""
-
-
-class _QuietCounter:
+class QuietCounter:
     """Counts what happens again and again, for a warning at most once in `QUIET_S` seconds."""
 
     def __init__(self, clock: Clock) -> None:
@@ -643,30 +622,16 @@ class _QuietCounter:
         return pushes
 
 
-class AdoptionLog:
-    """Logs each adopted fragment, at info with `each` and else at debug, and counts them for the summary.
+def log_adoption(
+    fragment: int, version: int, step: int, cause_id: str, *, each: bool = False, overwritten: bool = False
+) -> None:
+    """Log that the learner goes on from `version` of a fragment, after its step number `step`.
 
     A learner adopts every fragment again and again, so a line for each drowns what a person's own loop prints. Such a loop gets
-    them at debug and their number at intervals (`learner.moved`); a learner whose log is a file of its own has each at info.
+    them at debug and their number at intervals (`learner.moved`); with `each` they are at info.
     """
-
-    def __init__(self, *, each: bool = False) -> None:
-        self._each = each
-        self._adopted = 0
-
-    def note_adoption(
-        self, fragment: int, version: int, step: int, cause_id: str, *, overwritten: bool = False
-    ) -> None:
-        """Log that the learner goes on from `version` of a fragment, after its step number `step`."""
-        self._adopted += 1
-        if overwritten:
-            log.info("fragment.overwritten", fragment=fragment, version=version, step=step, cause_id=cause_id)
-        elif self._each:
-            log.info("fragment.adopted", fragment=fragment, version=version, step=step, cause_id=cause_id)
-        else:
-            log.debug("fragment.adopted", fragment=fragment, version=version, step=step, cause_id=cause_id)
-
-    def take_count(self) -> int:
-        """Return how many fragments were adopted since the last call, and begin to count anew."""
-        adopted, self._adopted = self._adopted, 0
-        return adopted
+    tell = log.info if each else log.debug
+    if overwritten:
+        log.info("fragment.overwritten", fragment=fragment, version=version, step=step, cause_id=cause_id)
+    else:
+        tell("fragment.adopted", fragment=fragment, version=version, step=step, cause_id=cause_id)

@@ -39,23 +39,20 @@ from typing import Any, Self, SupportsFloat, TypeVar
 
 import msgspec
 
-from atoll.base.clock import Clock, SystemClock
+from atoll.base.background_tasks import LoopThread
+from atoll.base.clock import Clock, SystemClock, this_process
 from atoll.base.errors import AtollError, BrokerUnavailable, SettingsError
 from atoll.base.extras import install_command, is_installed
-from atoll.base.identity import this_process
 from atoll.base.logs import get
-from atoll.base.loop_thread import LoopThread
 from atoll.base.wording import few
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.client.checkpoints import EVERY_S, KEPT, LoopCheckpoints
-from atoll.client.founding import Origin
-from atoll.client.leaf_rules import LeafRules, frozen_leaves, log_rules
+from atoll.client.membership import Origin
 from atoll.client.model_reader import SETTLE_S, ReadModel, check_place, identity_file, read_model, wrong_type
-from atoll.client.optimizer_state import packed_bytes_max
+from atoll.client.optimizer_state import Borrowed, borrow, packed_bytes_max, restore_loan
 from atoll.client.options import DEFAULTS, JoinOptions
-from atoll.client.parameters import ParameterShape, checked_parameters
-from atoll.client.peer_recovery import Borrowed, borrow, restore_loan
+from atoll.client.parameters import LeafRules, ParameterShape, checked_parameters, frozen_leaves, log_rules
 from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, plan_origin
 from atoll.codec import check_codecs

@@ -21,14 +21,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from atoll.base.background_tasks import LoopThread
 from atoll.base.errors import SettingsError
 from atoll.base.logs import get
-from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
-from atoll.client.leaf_rules import digest_of
-from atoll.client.parameters import ParameterShape
+from atoll.client.parameters import ParameterShape, digest_of
 from atoll.keys.identity import run_credentials
 from atoll.model.layout import FrozenLeaf
 from atoll.model.pytrees import describe

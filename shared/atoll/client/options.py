@@ -14,12 +14,12 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, SkipValidation, TypeAdapter, ValidationError
 
+from atoll.base.background_tasks import LoopThread
 from atoll.base.clock import Clock
 from atoll.base.errors import SettingsError
-from atoll.base.loop_thread import LoopThread
-from atoll.base.units import DAY_S
+from atoll.base.wording import DAY_S
 from atoll.bus.options import BusOptions, Credentials
-from atoll.client.leaf_rules import Rule
+from atoll.client.parameters import Rule
 from atoll.wire.subjects import REGION_NAMES, region_name
 
 SAMPLE_S_MIN: Final = 1.0
@@ -84,7 +84,7 @@ class JoinOptions(BrokerOptions, LearnerOptions):
     """Choices of a caller of `join`, beside the run and its parameters; those of `BrokerOptions` and `LearnerOptions`, too.
 
     Attributes:
-        merge: rules of leaves by patterns on their names, {"*/scale": "mean"} say, see `atoll.client.leaf_rules`. The
+        merge: rules of leaves by patterns on their names, {"*/scale": "mean"} say, see `atoll.client.parameters`. The
             founder's hold for the run.
         donated: the training step donates its parameters, so snapshots are copied.
         model: a description of the model, kept in the run record.

@@ -31,11 +31,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from atoll.base import scratch_arrays, spans
-from atoll.base.buffer_pool import Vector
-from atoll.base.clock import Clock
+from atoll.base import large_arrays, spans
+from atoll.base.clock import Clock, Identity, this_process
 from atoll.base.errors import AccessDenied, BrokerUnavailable, BusError, StorageFull
-from atoll.base.identity import Identity, this_process
+from atoll.base.large_arrays import Vector
 from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
 from atoll.codec import Encoded, EncodedFrame, FrameEncoder, Framing, Read
@@ -128,7 +127,7 @@ class Pusher:
 
         def pseudo_gradient(start: int, stop: int) -> Vector:
             here: Vector = np.subtract(origin[start:stop], theta(start, stop))
-            scratch_arrays.release_pages(origin[start:stop])
+            large_arrays.release_pages(origin[start:stop])
             return here if kept is None else np.add(here, kept[start:stop], out=here)
 
         framing = Framing(origin.size, protocol.codec_up)

@@ -16,18 +16,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from atoll.base.clock import Clock
+from atoll.base.clock import Clock, Identity, this_process
 from atoll.base.errors import BrokerUnavailable, BusError, QueueFull, RunReplaced, StorageFull
 from atoll.base.health import REACH_S, show_life
-from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get
 from atoll.bus.interface import Bus
 from atoll.client.data_leases import DataLeases
-from atoll.client.driver import AdoptionLog, IslandDriver
-from atoll.client.founding import Origin, await_founding, found_or_join, publish_origin, warn_of_mixture
-from atoll.client.membership import claim, release
+from atoll.client.driver import IslandDriver
+from atoll.client.membership import (
+    Origin,
+    await_founding,
+    claim,
+    found_or_join,
+    publish_origin,
+    release,
+    warn_of_mixture,
+)
+from atoll.client.optimizer_state import StateLender, TrainingProgress
 from atoll.client.options import DEFAULTS, SAMPLE_S_MIN, JoinOptions
-from atoll.client.peer_recovery import StateLender, TrainingProgress
 from atoll.protocol.data import data_lease_s
 from atoll.protocol.island import Island
 from atoll.run.heads import GlobalFragment, fetch_frame, wait_for_heads
@@ -133,7 +139,7 @@ class Session:
 
         frames = await asyncio.gather(*(fetch(p) for p in sorted(heads)))
         driver = IslandDriver(bus, run, member, {frame.fragment: frame for frame in frames}, clock, identity)
-        driver.adoption_log = AdoptionLog(each=options.log_adoptions)
+        driver.log_adoptions = options.log_adoptions
         await driver.prove()
         return cls(driver, options, clock, identity, founder=founder, began_s=began_s)
 
@@ -261,7 +267,8 @@ class Session:
     async def _record_moved(self) -> None:
         moved = moved_by(self.bus.stats)
         await self.record(MovedEvent(role="learner", incarnation=self.member.incarnation, moved=moved))
-        step, adopted = self.driver.machine.steps, self.driver.adoption_log.take_count()
+        step, adopted = self.driver.machine.steps, self.driver.adopted
+        self.driver.adopted = 0
         self._superseded_log.look(self.driver.machine, adopted)
         self._uncalled_log.look(self.driver.machine, adopted, self.run.protocol.interval_steps)
         fast = self.driver.pusher.fragments_fast

@@ -1,13 +1,24 @@
-"""The step hook: where any kind of training loop meets its island, between two steps.
+r"""The step hook: where any kind of training loop meets its island, between two steps.
 
-A loop owns parameters as a pytree, the island as arrays by name. After each step the loop hands them over. The hook
-adopts fragments that have arrived, tells the driver of the step, and returns the parameters to train on. Nothing here
-waits for the network. A loop that takes more steps a second than the run believes waits for `held_s()` before a step: its
-reports would be dropped. Two layers stand between a step and the protocol: this one, and the driver that owns the machine.
+A loop owns parameters as a pytree, the island as arrays by name. After each step the loop hands them over. The hook adopts
+fragments that have arrived, tells the driver of the step, and returns the parameters to train on. Nothing here waits for the
+network. A loop that takes more steps a second than the run believes waits for `held_s()` before a step: its reports would be
+dropped.
 
     step ─► StepHook: adopt what is ready ─► IslandDriver: facts ─► Island.handle
 
-`IslandHandle` is a hook with a thread for the driver's loop; a simulator runs hook and driver on one loop.
+Let theta be the learner's values of a fragment, Theta the global ones and theta_s the snapshot that was pushed last:
+
+.. math::
+
+    overwrite: \theta \leftarrow \Theta \qquad
+    blend: \theta \leftarrow \alpha\theta + (1-\alpha)\Theta \qquad
+    carry: \theta \leftarrow \Theta + (\theta - \theta_s)
+
+Overwrite is the paper's rule, blend Streaming DiLoCo's. Carry keeps the progress made while the round was under way, unless it
+is of no use any more (`Island.keeps`). Inner-optimizer moments stay. The learner replaces arrays and never writes to them, and
+always copies from host memory: JAX may alias an aligned NumPy buffer, and a frame must not change under a running step. A frame
+that is on the leaves' device already is adopted there (`atoll.client.device_encoding`).
 """
 
 from __future__ import annotations
@@ -17,18 +28,21 @@ from typing import Any, SupportsFloat
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
+from atoll.base import large_arrays
 from atoll.base.clock import Clock
 from atoll.base.logs import get
-from atoll.client.adoption import adopt
-from atoll.client.driver import StepReport
-from atoll.client.founding import Origin
-from atoll.client.leaf_rules import LeafRules
-from atoll.client.parameters import FrozenWatch, ParameterShape, checked_tokens, may_change, refuse_donated
+from atoll.client.device_encoding import adopt_on_device
+from atoll.client.driver import AdoptableFragment, StepReport
+from atoll.client.membership import Origin
+from atoll.client.parameters import FrozenWatch, LeafRules, ParameterShape, checked_tokens, may_change, refuse_donated
 from atoll.client.session import Session
 from atoll.model.layout import Layout
-from atoll.model.pytrees import describe
+from atoll.model.pytrees import describe, gather, scatter
+from atoll.model.tree_walk import is_jax_array, loaded_jax
 from atoll.protocol.claims import StepAllowance
+from atoll.protocol.settings import ProtocolSettings
 
 log = get(__name__)
 
@@ -50,9 +64,8 @@ class StepHook:
         self._clock = clock
         self._donated = donated
         self._shape = ParameterShape(params)
-        joining = msgspec.structs.replace(protocol, adoption="overwrite")
         ready = session.driver.first_frames()
-        self.leaves: Mapping[str, Any] = adopt(layout, joining, self._shape.leaves(params), ready)
+        self.leaves: Mapping[str, Any] = adopt(layout, protocol, self._shape.leaves(params), ready)
         self.travelling: Mapping[str, Any] = self._travelling_of(self.leaves)
         self.frozen = FrozenWatch(session.run.frozen, self.leaves)
         self._last_s = 0.0
@@ -61,7 +74,7 @@ class StepHook:
         self.inside_s = 0.0
         self.overhead = 0.0
         self._allowance = StepAllowance(protocol)
-        self._held_log = HeldLog()
+        self._was_held = False
 
     @property
     def params(self) -> Any:  # noqa: ANN401  (the caller's pytree)
@@ -97,9 +110,17 @@ class StepHook:
         """
         now_s = self._clock.monotonic()
         wait_s = self._allowance.wait_s(now_s)
-        if wait_s > 0.0:
-            allowed, held_to = self.session.run.protocol.steps_per_s_max, self._allowance.steps_per_s
-            self._held_log.tell(self._allowance.fast_steps_per_s(now_s), allowed, held_to)
+        if wait_s > 0.0 and not self._was_held:
+            self._was_held = True
+            log.warning(
+                "learner.held",
+                steps_per_s=round(self._allowance.fast_steps_per_s(now_s), 1),
+                allowed=self.session.run.protocol.steps_per_s_max,
+                held_to=round(self._allowance.steps_per_s, 1),
+                why="a shard believes no learner more steps a second than that: it would drop your heartbeats",
+                todo="hand several steps over as one, with the tokens of all; or found the run with a larger "
+                "protocol.steps_per_s_max",
+            )
         return wait_s
 
     def step(self, params: Any, *, tokens: int, loss: SupportsFloat | None = None) -> Any:  # noqa: ANN401
@@ -150,23 +171,56 @@ def plan_origin(params: Any, fragments: int, rules: LeafRules) -> tuple[Layout, 
     return layout, Origin(layout, ParameterShape(params).leaves(params))
 
 
-class HeldLog:
-    """Warns once in a life that its loop is held: it takes more steps a second than the run believes of one learner."""
+def adopt(
+    layout: Layout, settings: ProtocolSettings, leaves: Mapping[str, Any], ready: list[AdoptableFragment]
+) -> dict[str, Any]:
+    """Return `leaves` (name -> array) with every ready fragment adopted; untouched arrays are passed through."""
+    adopted = dict(leaves)
+    for item in ready:
+        slices, rules = layout.slices(item.frame.fragment), settings.of(item.frame.fragment)
+        if item.carry_from is None:
+            rules = msgspec.structs.replace(rules, adoption="overwrite")
+        on_device = None if item.placed is None else adopt_on_device(slices, rules, adopted, item.placed)
+        if on_device is not None:
+            adopted |= on_device
+            continue
+        values = item.frame.values
+        if rules.adoption == "blend":
+            alpha = np.float32(rules.blend_alpha)
+            values = alpha * gather(layout, adopted, item.frame.fragment) + (np.float32(1.0) - alpha) * values
+        elif rules.adoption == "carry" and item.carry_from is not None:
+            carried = gather(layout, adopted, item.frame.fragment)
+            carried -= item.carry_from
+            carried += values
+            values = carried
+        shared = values is item.frame.values
+        for name, pieces in scatter(layout, item.frame.fragment, values, adopted).items():
+            adopted[name] = _with_rows(adopted[name], pieces, shared=shared)
+            large_arrays.release_pages(*(rows for _, _, rows in pieces))
+    return adopted
 
-    def __init__(self) -> None:
-        self._warned = False
 
-    def tell(self, steps_per_s: float, allowed: float, held_to: float) -> None:
-        """Warn, the first time, of a loop that takes so many steps a second, where fewer are allowed."""
-        if self._warned:
-            return
-        self._warned = True
-        log.warning(
-            "learner.held",
-            steps_per_s=round(steps_per_s, 1),
-            allowed=allowed,
-            held_to=round(held_to, 1),
-            why="a shard believes no learner more steps a second than that: it would drop your heartbeats",
-            todo="hand several steps over as one, with the tokens of all; or found the run with a larger "
-            "protocol.steps_per_s_max",
-        )
+def _with_rows(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]], *, shared: bool) -> Any:  # noqa: ANN401  (any array)
+    """Return a new array like `leaf`, on the same device, with the given rows replaced; `shared` rows are somebody else's.
+
+    On the CPU the array is put together in host memory: a copy, and nothing to compile. On an accelerator only the new
+    rows are transferred, and the update is one program per pair of shapes, whatever the row. An array that was not
+    committed to a device stays uncommitted: otherwise a jitted step would be compiled again for the other kind.
+    """
+    jax, on_host = loaded_jax(), not is_jax_array(leaf)
+    if on_host or all(device.platform == "cpu" for device in leaf.devices()):
+        whole = pieces[0][2].shape == leaf.shape
+        array = pieces[0][2] if whole else np.array(leaf)
+        if not whole:
+            for start, stop, rows in pieces:
+                array[... if array.ndim == 0 else slice(start, stop)] = rows
+        if not on_host and not leaf.committed:
+            return jax.numpy.array(array, copy=True)
+        if whole and shared:
+            array = array.copy()  # `device_put` aliases aligned memory, whatever its options are
+        return array if on_host else jax.device_put(array, leaf.sharding)
+    from atoll.codec import on_device  # noqa: PLC0415
+
+    for start, _, rows in pieces:
+        leaf = on_device.overwritten(leaf, rows, start) if leaf.ndim else jax.device_put(rows, leaf.sharding)
+    return leaf

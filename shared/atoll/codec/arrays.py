@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from atoll.base import scratch_arrays
+from atoll.base import large_arrays
 from atoll.base.errors import PeerMisbehaved
 from atoll.base.parsing import parsed
 from atoll.wire.blobs import Cut
@@ -57,10 +57,10 @@ class PackedArrays(Cut):
         """Return one piece; pages of arrays in scratch files stay in memory only while it is copied."""
         piece = super().piece(number)
         looked_at = np.frombuffer(piece, dtype=np.uint8)
-        if scratch_arrays.home_of(looked_at) is None:
+        if large_arrays.home_of(looked_at) is None:
             return piece
         copied = bytes(piece)
-        scratch_arrays.release_pages(looked_at)
+        large_arrays.release_pages(looked_at)
         return copied
 
 
@@ -104,7 +104,7 @@ class ArraysDecoder:
             count = math.prod(shape)
             if at + count * dtype.itemsize > self._size_bytes:
                 raise PeerMisbehaved("packed arrays are truncated", got=self._size_bytes)
-            flat = scratch_arrays.spare(count, dtype)
+            flat = large_arrays.spare(count, dtype)
             self._places.append((at, flat.view(np.uint8)))
             try:
                 self._arrays[name] = flat.reshape(shape)
@@ -122,7 +122,7 @@ class ArraysDecoder:
             if low < high:
                 target = place[low - at : high - at]
                 target[:] = data[low - start : high - start]
-                scratch_arrays.release_pages(target)
+                large_arrays.release_pages(target)
 
 
 def unpack_arrays(data: bytes, bytes_max: int) -> dict[str, npt.NDArray[Any]]:

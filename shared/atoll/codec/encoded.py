@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from atoll.base import buffer_pool, scratch_arrays
-from atoll.base.buffer_pool import Vector
+from atoll.base import large_arrays
 from atoll.base.errors import FrameRejected, ProtocolMisuse
+from atoll.base.large_arrays import Vector
 from atoll.base.parallel import for_each, parts
 from atoll.codec.formats import F32, Format
 from atoll.codec.formats.interface import BLOCK, NO_SCALES, SCALE_BYTES, Bytes, Halves, Lanes, blocks
@@ -38,8 +38,8 @@ class Encoded(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def blank(cls, form: Format, elements: int) -> Encoded:
-        """Return room for so many numbers, uninitialised; it may be in a file (`atoll.base.scratch_arrays`)."""
-        codes = scratch_arrays.spare(form.codes_bytes(elements), np.uint8)
+        """Return room for so many numbers, uninitialised; it may be in a file (`atoll.base.large_arrays`)."""
+        codes = large_arrays.spare(form.codes_bytes(elements), np.uint8)
         return cls(form, elements, codes, np.empty(form.scales_count(elements), dtype=np.float32))
 
     @classmethod
@@ -79,7 +79,7 @@ class Encoded(msgspec.Struct, frozen=True, eq=False):
 
     def expanded(self) -> Vector:
         """Return the numbers."""
-        out = buffer_pool.empty(self.elements)
+        out = large_arrays.empty(self.elements)
         for_each(lambda part: self.copy(out, *part), parts(0, self.elements), self.elements)
         return out
 
@@ -170,6 +170,6 @@ class Encoded(msgspec.Struct, frozen=True, eq=False):
 
     def _release(self, start: int, stop: int, *vectors: Vector) -> None:
         """Release the pages of these elements of ours and of the vectors, where they are in scratch files."""
-        if scratch_arrays.policy.is_used:
+        if large_arrays.policy.is_used:
             codes = self.stretch(start // BLOCK * BLOCK, stop).codes
-            scratch_arrays.release_pages(codes, *(vector[start:stop] for vector in vectors))
+            large_arrays.release_pages(codes, *(vector[start:stop] for vector in vectors))

@@ -37,9 +37,9 @@ import numpy as np
 import xxhash
 import zstandard
 
-from atoll.base import scratch_arrays
-from atoll.base.buffer_pool import Vector
+from atoll.base import large_arrays
 from atoll.base.errors import FrameRejected
+from atoll.base.large_arrays import Vector
 from atoll.codec.encoded import Encoded
 from atoll.codec.formats import F32, Format, format_of
 from atoll.codec.formats.interface import BLOCK
@@ -249,7 +249,7 @@ class FrameEncoder(_Measured):
         self._measure(number, segment)
         if self._residue is not None:
             np.subtract(vector, segment.expanded(), out=self._residue[start:stop])
-        scratch_arrays.release_pages(vector)
+        large_arrays.release_pages(vector)
         return seal(self.framing, number, segment, compress=self._compress)
 
 
@@ -273,7 +273,7 @@ class EncodedFrame(_Measured):
         if self._is_measured:
             self._measure(number, part)
         data = seal(self.framing, number, part, compress=self._compress)
-        scratch_arrays.release_pages(part.codes)
+        large_arrays.release_pages(part.codes)
         return data
 
 
@@ -315,7 +315,7 @@ class FrameDecoder(_Measured):
             if is_compressed(data):
                 self.compressed = True
             self._measure(number, here)
-            scratch_arrays.release_pages(here.codes)
+            large_arrays.release_pages(here.codes)
 
     def values(self) -> Vector:
         """Return the numbers, once all segments are here; a float32 vector is not copied."""

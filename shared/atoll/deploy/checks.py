@@ -36,9 +36,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from atoll.base.errors import AtollError, SettingsError, on_one_line
-from atoll.base.regular_files import text_or_empty
-from atoll.base.units import DAY_S, as_bytes, as_rate, as_size, as_time
-from atoll.base.wording import counted
+from atoll.base.files import text_or_empty
+from atoll.base.wording import DAY_S, as_bytes, as_rate, as_size, as_time, counted
 from atoll.bus.interface import Bus
 from atoll.bus.nats.administration import BrokerProbe, LinkMeasured
 from atoll.bus.nats.connection import OTHER_TIME

@@ -36,8 +36,8 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 
 from atoll.base import VERSION
 from atoll.base.errors import SettingsError
+from atoll.base.files import DOCUMENT_BYTES_MAX, read_text
 from atoll.base.parsing import parsed_toml
-from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_text
 from atoll.bus.options import CLUSTER_PORT, LEAF_PORT, PORT
 from atoll.keys.certificates import check_hosts
 from atoll.keys.rights import premerger_of

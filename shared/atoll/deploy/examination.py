@@ -23,7 +23,7 @@ from typing import Final
 from atoll import __version__
 from atoll.base.clock import Clock, SystemClock
 from atoll.base.errors import AtollError, PeerMisbehaved
-from atoll.base.regular_files import text_or_empty
+from atoll.base.files import text_or_empty
 from atoll.base.wording import counted, few
 from atoll.bus.interface import Bus, CoreMessage, Subscription
 from atoll.bus.nats.administration import BrokerProbe

@@ -26,11 +26,19 @@ from typing import Any, Final
 
 import msgspec
 
-from atoll.base.atomic_files import hold, write_whole
 from atoll.base.errors import AtollError, EnvironmentFault, InUse, SettingsError
+from atoll.base.files import (
+    TEXT_BYTES_MAX,
+    NotRegular,
+    TooLarge,
+    hold,
+    read_file,
+    read_text,
+    text_or_empty,
+    write_whole,
+)
 from atoll.base.machine import huge_pages
 from atoll.base.parsing import parsed
-from atoll.base.regular_files import TEXT_BYTES_MAX, NotRegular, TooLarge, read_file, read_text, text_or_empty
 from atoll.base.wording import few
 from atoll.deploy.compose import compose_files
 from atoll.deploy.description import DeploymentDescription, leaf_name

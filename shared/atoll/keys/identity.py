@@ -15,10 +15,8 @@ from typing import Final
 
 import nkeys
 
-from atoll.base.atomic_files import write_whole
 from atoll.base.errors import EnvironmentFault, SettingsError
-from atoll.base.parsing import parsed_toml
-from atoll.base.regular_files import (
+from atoll.base.files import (
     DOCUMENT_BYTES_MAX,
     NotRegular,
     NotText,
@@ -26,7 +24,9 @@ from atoll.base.regular_files import (
     opened_file,
     read_whole,
     text_of_bytes,
+    write_whole,
 )
+from atoll.base.parsing import parsed_toml
 from atoll.bus.options import Credentials
 from atoll.keys.certificates import check_authority
 from atoll.keys.rights import EVERY_RUN, KINDS, Kind

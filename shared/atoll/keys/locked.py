@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from atoll.base.atomic_files import write_whole
+from atoll.base import VERSION
 from atoll.base.errors import AtollError, on_one_line
+from atoll.base.files import write_whole
 from atoll.base.logs import get
-from atoll.base.provenance import version
-from atoll.base.units import DAY_S
+from atoll.base.wording import DAY_S
 from atoll.keys.certificates import WARN_DAYS, ends_at_s, hosts_of, pin
 from atoll.keys.doors import PENDING_MAX, Entrant, check_entrants, doors, leaves, remote, routes
 from atoll.keys.identity import HeldIdentity, write_secret
@@ -198,7 +198,7 @@ class LockedDoor:
             }
         bound = "" if self.routes or self.leaves or self.remote else PENDING_MAX
         domain = self._region.domain if self._region is not None else ""
-        stamp = stamp_tags(stamp_of(self._roll), version())
+        stamp = stamp_tags(stamp_of(self._roll), VERSION)
         return files | {self.config: bound + stamp + doors(self._entrants, certificate, key, domain)}
 
     def _write(self, files: dict[Path, str]) -> None:

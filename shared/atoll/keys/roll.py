@@ -26,11 +26,10 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from atoll.base.atomic_files import hold, write_whole
 from atoll.base.errors import AtollError, EnvironmentFault, InUse, SettingsError
+from atoll.base.files import TEXT_BYTES_MAX, NotRegular, NotText, TooLarge, hold, read_file, read_text, write_whole
 from atoll.base.parsing import parsed
-from atoll.base.regular_files import TEXT_BYTES_MAX, NotRegular, NotText, TooLarge, read_file, read_text
-from atoll.base.units import DAY_S
+from atoll.base.wording import DAY_S
 from atoll.keys.certificates import (
     Certified,
     broker_certificate,

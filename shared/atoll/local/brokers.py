@@ -29,12 +29,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from atoll.base.atomic_files import write_whole
 from atoll.base.errors import BrokerUnavailable, SettingsError, on_one_line
 from atoll.base.exits import StopSignals, run_guarded, run_program
+from atoll.base.files import read_text, write_whole
 from atoll.base.health import show_life
 from atoll.base.logs import configure, get
-from atoll.base.regular_files import read_text
 from atoll.bus.regions import RegionSide
 from atoll.bus.server import DISK_FULL, LogReader, own_lines
 

@@ -22,8 +22,7 @@ from rich.text import Text
 from atoll.base.clock import Clock
 from atoll.base.exits import silence_stdout
 from atoll.base.logs import get
-from atoll.base.units import as_duration, as_size
-from atoll.base.wording import counted
+from atoll.base.wording import as_duration, as_size, counted
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.history import History
 from atoll.run.links import byte_ledger, name_of, total

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from atoll.base.units import as_bytes, as_count, as_duration, as_time
-from atoll.base.wording import counted
+from atoll.base.wording import as_bytes, as_count, as_duration, as_time, counted
 from atoll.local.console import ConsolePicture, status_line
 from atoll.run.decisions import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation, describe_wait
 from atoll.run.history import RoundLine, TimeMark

@@ -13,9 +13,8 @@ from typing import Final
 
 import atoll
 from atoll.base.clock import Clock
-from atoll.base.errors import AtollError, StorageFull
-from atoll.base.provenance import commit
-from atoll.base.wording import redact
+from atoll.base.errors import AtollError, StorageFull, redact
+from atoll.base.machine import commit
 from atoll.local.options import UpPlan, kept_settings
 from atoll.run.folder import EMBEDDED, RUNNING, RebuiltRecord, RunFile, RunFolder, SessionRecord
 from atoll.run.history import History

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from atoll.base.errors import SettingsError
-from atoll.base.wording import redact
+from atoll.base.errors import SettingsError, redact
 from atoll.bus.options import ADDRESSES, is_address
 from atoll.local import run_settings
 from atoll.local.own_brokers import BROKERS, RunKeys, check_same_brokers, copies_of, keys_for

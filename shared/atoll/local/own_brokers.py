@@ -16,8 +16,7 @@ from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Final
 
-from atoll.base.errors import SettingsError
-from atoll.base.wording import redact
+from atoll.base.errors import SettingsError, redact
 from atoll.keys.rights import Kind
 from atoll.keys.roll import OPERATOR, KeyFolder, ensure
 from atoll.run.folder import EMBEDDED, RunFile

@@ -36,9 +36,9 @@ from pydantic import ValidationError
 
 import atoll
 from atoll.base.errors import SettingsError
+from atoll.base.files import NotRegular, TooLarge, is_folder, read_file
+from atoll.base.machine import EDITED, UNKNOWN, commit
 from atoll.base.parsing import parsed
-from atoll.base.provenance import EDITED, UNKNOWN, commit
-from atoll.base.regular_files import NotRegular, TooLarge, is_folder, read_file
 from atoll.base.wording import counted
 from atoll.run.folder import EMBEDDED, RunFile
 from atoll.settings import PREFIX, Settings, SettingsFallback, load, variable

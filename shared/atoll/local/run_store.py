@@ -33,8 +33,8 @@ from atoll.base.errors import (
     RunLost,
     RunReplaced,
 )
+from atoll.base.files import DOCUMENT_BYTES_MAX, read_file
 from atoll.base.parsing import parsed
-from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_file
 from atoll.base.wording import counted
 from atoll.bus.interface import Bus, Record
 from atoll.bus.open import open_bus

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from atoll.base.errors import redact
+from atoll.base.files import read_text
 from atoll.base.machine import huge_pages
-from atoll.base.regular_files import read_text
-from atoll.base.wording import counted, redact
+from atoll.base.wording import counted
 from atoll.bus.server import ClusterNode, node_store, planned_nodes
 from atoll.keys.rights import Kind
 from atoll.local.brokers import host_command

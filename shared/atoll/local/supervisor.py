@@ -19,8 +19,8 @@ from typing import Final
 
 from atoll.base.clock import Clock, SystemClock
 from atoll.base.errors import INTERRUPTED, AtollError, ProtocolMisuse
+from atoll.base.files import read_text
 from atoll.base.logs import logging_to
-from atoll.base.regular_files import read_text
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atoll.base.buffer_pool import Vector
+from atoll.base.large_arrays import Vector
 from atoll.codec.encoded import Encoded
 from atoll.merge.fold import NORM_MIN, Corrections, SliceCorrection, slice_norms
 from atoll.model.layout import FragmentSlice

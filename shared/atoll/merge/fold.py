@@ -28,9 +28,9 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from atoll.base import buffer_pool
-from atoll.base.buffer_pool import Vector
+from atoll.base import large_arrays
 from atoll.base.errors import FrameRejected, ProtocolMisuse
+from atoll.base.large_arrays import Vector
 from atoll.base.parallel import for_each, parts
 from atoll.codec.encoded import Encoded
 from atoll.codec.formats import F32
@@ -428,7 +428,7 @@ class BatchedAccumulation:
         """Enter all waiting entries and return the sum, zeros if it has none; it is the same memory until `anew`."""
         total = self._total
         if total is None:
-            total = self._total = buffer_pool.empty(elements)
+            total = self._total = large_arrays.empty(elements)
             if not self._waiting:
                 total[:] = 0.0
         entries, self._waiting = self._waiting, []

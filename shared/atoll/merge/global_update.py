@@ -30,8 +30,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from atoll.base import scratch_arrays
-from atoll.base.buffer_pool import Vector
+from atoll.base import large_arrays
+from atoll.base.large_arrays import Vector
 from atoll.base.parallel import for_each, parts
 from atoll.codec import KEYFRAME, Encoded, format_of
 from atoll.merge.outer import NO_CARRY, Nesterov, OuterOptimizer, State, derivable
@@ -75,7 +75,7 @@ class DownlinkQuantiser:
 
     def init(self, values: Vector) -> State:
         """Return the residue at version 0: nothing."""
-        return {} if self.exact else {CARRY: scratch_arrays.zeros(values.size, ml_dtypes.bfloat16)}
+        return {} if self.exact else {CARRY: large_arrays.zeros(values.size, ml_dtypes.bfloat16)}
 
     def unrounded(self, values: Vector, state: State) -> Vector:
         """Return the values as they would be without rounding."""
@@ -140,8 +140,8 @@ class GlobalUpdate:
     def _step_parts(
         self, outer: Nesterov, values: Vector, pseudo_gradient: Vector, state: State, delta: Encoded | None
     ) -> tuple[Vector, State]:
-        following = scratch_arrays.spare(values.size, np.float32)
-        kept = {name: scratch_arrays.spare(values.size, array.dtype) for name, array in state.items()}
+        following = large_arrays.spare(values.size, np.float32)
+        kept = {name: large_arrays.spare(values.size, array.dtype) for name, array in state.items()}
 
         def take(part: tuple[int, int]) -> None:
             now = slice(*part)
@@ -153,7 +153,7 @@ class GlobalUpdate:
                 self._downlink.settle(former, target, delta.stretch(*part), newer[CARRY])
             if self.derived:
                 outer.derive(ours, former, target, newer)
-            scratch_arrays.release_pages(former, target, *ours.values(), *newer.values())
+            large_arrays.release_pages(former, target, *ours.values(), *newer.values())
 
         for_each(take, parts(0, values.size), values.size)
         return following, kept
@@ -166,25 +166,25 @@ class GlobalUpdate:
         if delta is None:
             return following, kept
         following = np.array(following)  # rounding writes to it, and a state may share its memory
-        carry = scratch_arrays.spare(values.size, state[CARRY].dtype)
+        carry = large_arrays.spare(values.size, state[CARRY].dtype)
 
         def settle(part: tuple[int, int]) -> None:
             now = slice(*part)
             self._downlink.settle(values[now], following[now], delta.stretch(*part), carry[now])
-            scratch_arrays.release_pages(values[now], following[now])
+            large_arrays.release_pages(values[now], following[now])
 
         for_each(settle, parts(0, values.size), values.size)
         return following, kept | {CARRY: carry}
 
     def _averaged(self, state: State, values: Vector) -> State:
         weight, newest = averaged_in(float(state[WEIGHT]), self._average_versions)
-        share, average = np.float32(newest), scratch_arrays.spare(values.size, np.float32)
+        share, average = np.float32(newest), large_arrays.spare(values.size, np.float32)
 
         def take(part: tuple[int, int]) -> None:
             here = slice(*part)
             former, newer = state[AVERAGE][here], values[here]
             average[here] = newer if share == 1.0 else np.add(former, share * (newer - former), dtype=np.float32)
-            scratch_arrays.release_pages(former, newer, average[here])
+            large_arrays.release_pages(former, newer, average[here])
 
         for_each(take, parts(0, values.size), values.size)
         return {AVERAGE: average, WEIGHT: np.asarray(weight)}

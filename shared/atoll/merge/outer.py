@@ -31,9 +31,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from atoll.base import buffer_pool, scratch_arrays
-from atoll.base.buffer_pool import Vector
+from atoll.base import large_arrays
 from atoll.base.errors import ProtocolMisuse, SettingsError
+from atoll.base.large_arrays import Vector
 from atoll.base.parallel import for_each, parts
 from atoll.codec import KEYFRAME
 from atoll.codec.formats.bf16 import widened
@@ -78,12 +78,12 @@ class Nesterov(OuterOptimizer):
 
     def init(self, params: Vector) -> State:
         """Return zero momentum, or nothing when there is none."""
-        return {MOMENTUM: scratch_arrays.zeros(params.size, np.float32)} if self.momentum else {}
+        return {MOMENTUM: large_arrays.zeros(params.size, np.float32)} if self.momentum else {}
 
     def update(self, params: Vector, pseudo_gradient: Vector, state: State) -> tuple[Vector, State]:
         """Take one step, part by part."""
         mine = {name: state[name] for name in self.init(params[:0]) if name in state}
-        values, kept = buffer_pool.empty(params.size), {name: buffer_pool.empty(params.size) for name in mine}
+        values, kept = large_arrays.empty(params.size), {name: large_arrays.empty(params.size) for name in mine}
 
         def take(part: tuple[int, int]) -> None:
             now = slice(*part)

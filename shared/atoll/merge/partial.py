@@ -27,8 +27,8 @@ from typing import Final
 
 import numpy as np
 
-from atoll.base.buffer_pool import Vector
 from atoll.base.errors import FrameRejected
+from atoll.base.large_arrays import Vector
 from atoll.codec import Encoded, FrameEncoder, Framing
 from atoll.merge.fold import NORM_MIN, SMALL, PartialMerge, SliceLength
 from atoll.merge.robust import is_judged

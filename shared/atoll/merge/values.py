@@ -34,8 +34,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from atoll.base.buffer_pool import Vector
 from atoll.base.errors import ProtocolMisuse
+from atoll.base.large_arrays import Vector
 from atoll.codec.encoded import Encoded
 from atoll.merge.fold import Corrections, Judgement, MergeResult, l2_norm
 from atoll.merge.outer import OuterOptimizer, State

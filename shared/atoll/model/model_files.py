@@ -14,8 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from atoll.base.errors import CheckpointError
+from atoll.base.files import TEXT_BYTES_MAX, is_folder, opened_file, read_text
 from atoll.base.parsing import fault_of, parsed
-from atoll.base.regular_files import TEXT_BYTES_MAX, is_folder, opened_file, read_text
 
 WHOLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"

@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from atoll.base.buffer_pool import Vector, empty
 from atoll.base.errors import LayoutMismatch
+from atoll.base.large_arrays import Vector, empty
 from atoll.model.layout import FragmentSlice, Layout, TensorSpec
 from atoll.model.tree_walk import flatten
 

@@ -22,9 +22,8 @@ from typing import Any, Final, Generic, TypeVar, overload
 
 import msgspec
 
-from atoll.base.errors import DataError, ProtocolMisuse, SettingsError
+from atoll.base.errors import DataError, ProtocolMisuse, SettingsError, redact_json
 from atoll.base.parsing import parsed
-from atoll.base.wording import redact_json
 from atoll.protocol import events, ownership
 from atoll.protocol.events import Acknowledge, ArmTimer, Command, Commit, Dismiss, Fact, PushKey, ShardCommand
 from atoll.protocol.invariants import check_island, check_shard

@@ -118,7 +118,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     Attributes:
         fragments: P, how many parts the model travels in.
         value_fragments: how many of those, the last ones, are merged by value; it follows from the founder's leaves
-            (`atoll.client.leaf_rules`).
+            (`atoll.client.parameters`).
         interval_steps: H, inner steps between two rounds of the same fragment.
         overlap_steps: tau, steps a round may take while learners go on.
         shards: parts of the synchronizer that the fragments are divided over; one process may serve several.

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 import atoll
-from atoll.base.provenance import commit, machine
+from atoll.base.machine import commit, machine
 from atoll.protocol.ledger import Account, Ledger, apportion, settle, split_life
 from atoll.run.curves import first_s, learner_curve, lines_of, rates, span_of, stretches, thinned
 from atoll.run.folder import RunFile

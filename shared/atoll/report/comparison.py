@@ -18,8 +18,8 @@ import msgspec
 from msgspec import Meta
 
 from atoll.base.errors import SettingsError
+from atoll.base.files import read_file
 from atoll.base.parsing import parsed
-from atoll.base.regular_files import read_file
 
 REPORT_BYTES_MAX: Final = 64 << 20
 Name = Annotated[str, Meta(max_length=1000)]

@@ -21,10 +21,9 @@ from typing import Any, Final, Literal
 import msgspec
 
 from atoll.base.errors import AtollError
+from atoll.base.files import DOCUMENT_BYTES_MAX, read_file, text_or_empty
 from atoll.base.parsing import parsed
-from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_file, text_or_empty
-from atoll.base.units import as_size
-from atoll.base.wording import few
+from atoll.base.wording import as_size, few
 from atoll.report.collect import BrokerFacts, collect
 from atoll.report.page_data import PageFacts, causes_of, curves_of, state_of
 from atoll.run.curves import first_s

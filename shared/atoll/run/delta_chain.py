@@ -23,9 +23,9 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from atoll.base import scratch_arrays
-from atoll.base.buffer_pool import Vector
+from atoll.base import large_arrays
 from atoll.base.errors import BlobCorrupt, BlobGone, FrameRejected, PeerMisbehaved
+from atoll.base.large_arrays import Vector
 from atoll.base.logs import get
 from atoll.base.parallel import off_loop, parts
 from atoll.bus.interface import Bus
@@ -102,7 +102,7 @@ def digest_of_values(values: Vector) -> str:
     digest = xxhash.xxh3_128()
     for start, stop in parts(0, values.size):
         digest.update(values[start:stop].data)
-        scratch_arrays.release_pages(values[start:stop])
+        large_arrays.release_pages(values[start:stop])
     return digest.hexdigest()
 
 
@@ -145,7 +145,7 @@ async def read_values(
     while oldest in named:  # from the version `oldest` on, the head names every delta
         oldest -= 1
     if held is not None and oldest <= held[0] <= head.version:
-        values: Vector = await off_loop(elements, scratch_arrays.spare, elements, np.float32)
+        values: Vector = await off_loop(elements, large_arrays.spare, elements, np.float32)
         try:
             if await _advanced(bus, run, head, held, values, follower):
                 return values
@@ -224,7 +224,7 @@ def _add(
                 follower.follow(start, stop, before, values[here])
         if digest is not None:
             digest.update(values[here].data)
-        scratch_arrays.release_pages(base[here], values[here])
+        large_arrays.release_pages(base[here], values[here])
 
 
 async def _read(bus: Bus, ref: BlobRef, elements: int, codec: str) -> FrameDecoder:

@@ -25,11 +25,10 @@ from typing import IO, Any, Final, Self
 
 import msgspec
 
-from atoll.base.atomic_files import hold, write_whole
 from atoll.base.errors import InUse, PeerMisbehaved, SettingsError, StorageFull, is_full
+from atoll.base.files import TooLarge, hold, lines_of, read_file, write_whole
 from atoll.base.parsing import parsed
-from atoll.base.regular_files import TooLarge, lines_of, read_file
-from atoll.base.units import as_bytes
+from atoll.base.wording import as_bytes
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.events import event_of
 from atoll.wire.messages import Event

@@ -11,9 +11,9 @@ import hashlib
 from dataclasses import dataclass
 
 from atoll.base import spans
-from atoll.base.buffer_pool import Vector
 from atoll.base.clock import Clock
 from atoll.base.errors import BlobCorrupt, BlobGone, PeerMisbehaved, RunWentBack
+from atoll.base.large_arrays import Vector
 from atoll.base.logs import get
 from atoll.bus.interface import Bus, Record
 from atoll.run.delta_chain import read_values

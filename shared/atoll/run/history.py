@@ -34,7 +34,7 @@ import msgspec
 from atoll.base.errors import PeerMisbehaved
 from atoll.base.fair_queue import FairQueue
 from atoll.base.quantities import COUNT_MAX, LEARNERS_MAX, MOMENT_MAX, RUN_TOKENS_MAX, TOTAL_MAX, at_most
-from atoll.base.units import as_time
+from atoll.base.wording import as_time
 from atoll.bus.interface import PAGE_EVENTS, Bus
 from atoll.protocol.events import id_of
 from atoll.protocol.ledger import Ledger, continued

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BlobCorrupt, BlobGone, BrokerUnavailable, PeerMisbehaved
+from atoll.base.large_arrays import Vector
 from atoll.base.logs import get
 from atoll.bus.interface import Bus
 from atoll.codec import unpack_arrays

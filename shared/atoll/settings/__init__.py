@@ -34,8 +34,8 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from atoll.base.errors import SettingsError
+from atoll.base.files import DOCUMENT_BYTES_MAX, read_text
 from atoll.base.parsing import parsed_toml
-from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_text
 from atoll.base.uncaught import SWITCH
 from atoll.bus.options import BusOptions
 from atoll.codec import check_codecs

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from atoll.base.errors import DataError, SettingsError
-from atoll.base.regular_files import read_file
+from atoll.base.files import read_file
 from atoll_learner.data.prepare import MIN_HELD_OUT, Meta, MixturePart, check_ours, replace_folder
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.data.tokenizer import BPE_FILE, TOKENIZER_BYTES_MAX

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.base.errors import DataError, SettingsError
+from atoll.base.files import TEXT_BYTES_MAX, opened_file, read_file
 from atoll.base.parsing import parsed
-from atoll.base.regular_files import TEXT_BYTES_MAX, opened_file, read_file
 from atoll_learner.data.prepare import Meta
 from atoll_learner.data.tokenizer import BPE_FILE, BpeTokenizer, ByteTokenizer, Tokenizer
 

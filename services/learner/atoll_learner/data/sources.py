@@ -23,7 +23,7 @@ from typing import IO, Any
 import zstandard
 
 from atoll.base.errors import DataError
-from atoll.base.regular_files import BYTE_ORDER_MARK, check_regular, opened_file
+from atoll.base.files import BYTE_ORDER_MARK, check_regular, opened_file
 from atoll.base.wording import few
 
 TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst", ".py", ".text"})

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.base.errors import DataError, SettingsError
-from atoll.base.regular_files import read_text
+from atoll.base.files import read_text
 
 BPE_FILE = "tokenizer.json"
 TOKENIZER_BYTES_MAX = 128 << 20

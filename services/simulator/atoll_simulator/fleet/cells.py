@@ -21,9 +21,9 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import TypeVar
 
-from atoll.base.atomic_files import write_whole
 from atoll.base.errors import EnvironmentFault, SettingsError
-from atoll.base.units import DAY_S, count, within
+from atoll.base.files import write_whole
+from atoll.base.wording import DAY_S, count, within
 from atoll_simulator import confidence
 from atoll_simulator.fleet.chance import Engine, slowest_mean
 from atoll_simulator.fleet.chips import Chips, Lived, Rigid

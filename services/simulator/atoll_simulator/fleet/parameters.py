@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from atoll.base.errors import SettingsError
-from atoll.base.units import DAY_S
+from atoll.base.wording import DAY_S
 
 
 def knob(default: float, help: str, origin: str, low: float, high: float) -> Any:  # noqa: A002, ANN401  (a field)

@@ -25,8 +25,7 @@ from typing import Any
 import msgspec
 
 from atoll.base.errors import AtollError, ProtocolMisuse
-from atoll.base.units import within
-from atoll.base.wording import counted
+from atoll.base.wording import counted, within
 from atoll.protocol import invariants
 from atoll.protocol.events import (
     Acknowledge,

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from atoll.base.errors import SettingsError
-from atoll.base.units import within
+from atoll.base.wording import within
 from atoll_simulator.fleet.chance import Engine
 from atoll_simulator.fleet.parameters import Exchange, FleetParameters
 from atoll_simulator.fleet.rounds import STEPS_MAX, TRAINERS_MAX, Rounds

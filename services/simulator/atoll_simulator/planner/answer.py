@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from atoll.base.units import as_bytes, as_count, as_rate, as_share, as_time
-from atoll.base.wording import counted
+from atoll.base.wording import as_bytes, as_count, as_rate, as_share, as_time, counted
 from atoll.merge.outer import derivable
 from atoll.merge.partial import partial_codec
 from atoll.story.goodput import DEFINITION

@@ -16,8 +16,7 @@ import msgspec
 
 from atoll.base.errors import SettingsError
 from atoll.base.quantities import FRAGMENTS_MAX, LEARNERS_MAX
-from atoll.base.units import DAY_S, as_bytes, as_rate, as_share, as_time, rate, rate_flag
-from atoll.base.wording import counted
+from atoll.base.wording import DAY_S, as_bytes, as_rate, as_share, as_time, counted, rate, rate_flag
 from atoll.bus.options import DEFAULTS
 from atoll.wire.blobs import CHUNKS_MAX
 from atoll.wire.limits import CHUNK_BYTES

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 
-from atoll.base.units import DAY_S, within
+from atoll.base.wording import DAY_S, within
 from atoll_simulator.fleet.parameters import FleetParameters
 
 HOUR_S = 3600.0

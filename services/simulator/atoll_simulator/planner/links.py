@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from atoll.base.units import as_bytes, as_rate, as_time
+from atoll.base.wording import as_bytes, as_rate, as_time
 from atoll.protocol.pacing import grace_window
 from atoll_simulator.planner import utilisation
 from atoll_simulator.planner.failures import Failures, stops

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from atoll.base.errors import SettingsError
 from atoll.base.quantities import LEARNERS_MAX
-from atoll.base.units import within
+from atoll.base.wording import within
 from atoll.bus.options import DEFAULTS
 from atoll.codec import FORMATS, KEYFRAME
 from atoll.protocol.settings import ProtocolSettings

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from atoll.base.buffer_pool import KEPT, KEPT_ELEMENTS, KEPT_ELEMENTS_MAX
+from atoll.base.large_arrays import KEPT, KEPT_ELEMENTS, KEPT_ELEMENTS_MAX
 from atoll.codec import KEYFRAME, Framing, format_of
 from atoll.codec.formats.interface import BLOCK
 from atoll.merge.outer import derivable

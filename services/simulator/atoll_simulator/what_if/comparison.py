@@ -16,8 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from atoll.base.errors import SettingsError
-from atoll.base.units import as_rate, as_share
-from atoll.base.wording import counted
+from atoll.base.wording import as_rate, as_share, counted
 from atoll.story.goodput import DEFINITION
 from atoll_simulator.fleet.cells import SeedSpread, spread
 from atoll_simulator.fleet.rounds import NeverAtRest

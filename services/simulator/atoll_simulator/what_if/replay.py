@@ -20,7 +20,7 @@ from typing import Any, Final, get_type_hints
 import msgspec
 
 from atoll.base.errors import SettingsError
-from atoll.base.units import rate
+from atoll.base.wording import rate
 from atoll.client.join import RECOVER_S
 from atoll.codec import Framing, format_of
 from atoll.protocol.events import Commit

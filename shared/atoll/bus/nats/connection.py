@@ -37,8 +37,8 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from atoll.base import logs
+from atoll.base.background_tasks import LoopThread
 from atoll.base.errors import AccessDenied, BrokerUnavailable
-from atoll.base.loop_thread import LoopThread
 from atoll.base.retry import Unanswered, bounded, ended
 from atoll.bus.nats.client import NO_TLS, WireClient, lasting
 from atoll.bus.nats.framing import NOBODY, STATUS

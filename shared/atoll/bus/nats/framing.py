@@ -28,7 +28,7 @@ from typing import Final
 import msgspec
 from nats.errors import ProtocolError
 
-from atoll.base.buffer_pool import room
+from atoll.base.large_arrays import room
 
 ROOM_BYTES = 32 << 10
 """The buffer for lines and small parts, and so the longest line."""

@@ -26,7 +26,7 @@ from atoll.base.clock import SystemClock
 from atoll.base.errors import AtollError, BrokerUnavailable, SettingsError, StorageFull
 from atoll.base.logs import get
 from atoll.base.retry import Unanswered
-from atoll.base.units import as_size
+from atoll.base.wording import as_size
 from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.jetstream_api import (
     LEAVE_S,

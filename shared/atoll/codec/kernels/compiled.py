@@ -30,8 +30,8 @@ import xxhash
 from numba import njit, types
 from numba.extending import register_jitable
 
-from atoll.base.buffer_pool import Vector
 from atoll.base.errors import EnvironmentFault
+from atoll.base.large_arrays import Vector
 from atoll.base.logs import get
 from atoll.base.machine import abilities
 from atoll.codec.formats import bf16, interface

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from atoll.base.buffer_pool import Vector
+from atoll.base.large_arrays import Vector
 from atoll.codec.formats import bf16
 from atoll.codec.formats.interface import (
     BLOCK,

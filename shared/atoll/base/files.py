@@ -1,22 +1,25 @@
-"""Reading files that a person names or that somebody else may have made: settings, keys, models, texts, folders of runs.
+"""Files that a person names or somebody else may have made, read within bounds; files written whole or not at all.
 
 A pipe in the place of such a file would keep its reader waiting for ever, and a device or an endless line would fill the
 memory. So these files are opened here: only regular ones, and never with more in memory than the reader has allowed. All that
-goes wrong is an `OSError`, which every reader tells in words of its own; its `strerror` says what is wrong with the file. To
-some readers a file that is not there is as good as an empty one: `text_or_empty`. A library that opens a file by its name is
-given one that was looked at first (`check_regular`).
+goes wrong is an `OSError`, whose `strerror` says what is wrong with the file. A library that opens a file by its name is given
+one that was looked at first (`check_regular`). A test finds places that open a file in another way
+(`tests/tidy/test_files_from_people.py`).
 
-A test walks the sources for places that open a file in another way (`tests/tidy/test_files_from_people.py`).
+A writer puts the new content beside the old, makes it durable, and moves it into place (`write_whole`). A lock on a file
+(`hold`) is released by the kernel when its holder dies, however it dies.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import IO, BinaryIO, Final
 
 DOCUMENT_BYTES_MAX: Final = 1 << 20
 """Of what people write by hand, and of keys: far more than the settings of a large deployment."""
@@ -155,3 +158,42 @@ def lines_of(path: Path, line_bytes_max: int) -> Iterator[bytes | None]:
 
 def _is_cut(line: bytes, line_bytes_max: int) -> bool:
     return len(line) == line_bytes_max and not line.endswith(b"\n")
+
+
+def write_whole(path: Path, data: bytes, draft: Path | None = None) -> None:
+    """Write `data` to `path`, durable before it is visible; raise `OSError` with the old content in place.
+
+    The content is first written to `draft` in the same folder. The default draft has a fixed name, so a later writer
+    overwrites what a killed writer left. Writers that may run at the same time need different drafts.
+    """
+    draft = draft or path.with_name(f".{path.name}.new")
+    try:
+        with open(draft, "wb", opener=_at_once) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open what is to be written; a pipe in its place is an `OSError`, and not waited for until somebody reads it."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
+def hold(path: Path) -> IO[str] | None:
+    """Return `path`, opened (made if need be) and held until it is closed; None while another process holds it."""
+    handle = _at_once(str(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+    file = os.fdopen(handle, "w", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    except BaseException:
+        file.close()
+        raise
+    return file
