@@ -37,9 +37,6 @@ from atoll_simulator.fleet.parameters import Exchange, FleetParameters
 if TYPE_CHECKING:
     from atoll.settings import Settings
     from atoll_simulator.planner import Failures, PlanLinks, Question
-    from atoll_simulator.what_if.comparison import Comparison
-    from atoll_simulator.what_if.recording import Recording
-    from atoll_simulator.what_if.replay import Change
 
 
 def register(app: typer.Typer) -> None:
@@ -550,7 +547,13 @@ def what_if(  # noqa: PLR0913  (one option each)
     from atoll.base.wording import within  # noqa: PLC0415
     from atoll.cli.output import say_lines  # noqa: PLC0415
     from atoll.cli.reading import recording_of  # noqa: PLC0415
-    from atoll_simulator.what_if.comparison import as_document, change_lines, check_lines, fit_lines  # noqa: PLC0415
+    from atoll_simulator.what_if.comparison import (  # noqa: PLC0415
+        as_document,
+        change_lines,
+        check_lines,
+        compare,
+        fit_lines,
+    )
     from atoll_simulator.what_if.recording import fit_recording  # noqa: PLC0415
     from atoll_simulator.what_if.replay import parse_change  # noqa: PLC0415
 
@@ -565,7 +568,10 @@ def what_if(  # noqa: PLR0913  (one option each)
         )
     recording = fit_recording(*recording_of("what-if", where, run, broker))
     change = parse_change(recording, assignments or [], links or []) if assignments or links else None
-    found = _compare_with_bar(recording, change, seeds, miss_max)
+    said = typer.get_text_stream("stderr")
+    total = seeds * (1 if change is None else 2)
+    with typer.progressbar(length=total, label="simulating", file=said, hidden=not said.isatty()) as bar:
+        found = compare(recording, change, seeds, miss_max, lambda _: bar.update(1))
     if as_json:
         typer.echo(json.dumps(as_document(recording, found, change), indent=2))
     else:
@@ -574,18 +580,3 @@ def what_if(  # noqa: PLR0913  (one option each)
         )
     if not found.believed:
         raise typer.Exit(MISSED)
-
-
-def _compare_with_bar(recording: Recording, change: Change | None, seeds: int, miss_max: float) -> Comparison:
-    """Compare, with a bar on standard error where a person looks at it."""
-    from atoll_simulator.what_if.comparison import compare  # noqa: PLC0415
-
-    total = seeds * (1 if change is None else 2)
-    with typer.progressbar(
-        length=total, label="simulating", file=typer.get_text_stream("stderr"), hidden=not _is_on_terminal()
-    ) as bar:
-        return compare(recording, change, seeds, miss_max, lambda _: bar.update(1))
-
-
-def _is_on_terminal() -> bool:
-    return typer.get_text_stream("stderr").isatty()

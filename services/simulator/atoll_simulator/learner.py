@@ -160,26 +160,19 @@ class SimulatedLearner:
         self._shared = shared
         self._name = name
         self._bus = bus
-        self._clock = parts.clock
-        self._identity = parts.identity
-        self._pace = parts.pace
-        self._device = parts.device
-        self._stop = parts.stop
-        self._on_step = parts.on_step
-        self._start_s = parts.start_s
-        self._liar = parts.liar
+        self._parts = parts
 
     async def live(self) -> None:
         """Join, train to the end, leave; raise the errors that end a real learner's process."""
-        params = jax.device_put(self._shared.params, self._device)
+        params = jax.device_put(self._shared.params, self._parts.device)
         shut = self._bus.close
         try:
-            session = await Session.open(self._bus, self._request(params), self._clock, self._identity)
+            session = await Session.open(self._bus, self._request(params), self._parts.clock, self._parts.identity)
             shut = session.shut
-            boundary = StepHook(session, params, self._clock)
+            boundary = StepHook(session, params, self._parts.clock)
             await session.begin(boundary.travelling)
-            if self._liar is not None:
-                corrupt(session.driver.pusher, self._liar)
+            if self._parts.liar is not None:
+                corrupt(session.driver.pusher, self._parts.liar)
             state = await self._recovered(session, boundary)
             supply = self._supply(session)
             boundary.begin()
@@ -199,8 +192,8 @@ class SimulatedLearner:
         record = RunRecord(
             run=settings.run,
             founder=self._name,
-            nonce=self._identity.nonce(8),
-            founded_at_s=self._clock.wall(),
+            nonce=self._parts.identity.nonce(8),
+            founded_at_s=self._parts.clock.wall(),
             layout=layout,
             protocol=settings.protocol,
             model=work.model.describe(),
@@ -210,7 +203,7 @@ class SimulatedLearner:
         options = replace(
             JoinOptions.of(settings.learner),
             data_blocks=work.shards.blocks,
-            start_s=self._start_s,
+            start_s=self._parts.start_s,
             log_adoptions=True,
         )
         return JoinRequest(self._name, record, origin, options)
@@ -218,13 +211,13 @@ class SimulatedLearner:
     async def _recovered(self, session: Session, boundary: StepHook) -> Any:  # noqa: ANN401  (an optax state)
         """Return a healthy peer's optimizer state, else a fresh one, and record in the event log which."""
         train = self._shared.work.train
-        fresh = jax.device_put(init_optimizer(train, boundary.params), self._device)
+        fresh = jax.device_put(init_optimizer(train, boundary.params), self._parts.device)
         incarnation = session.member.incarnation
         state, recovered = fresh, fresh_recovery(incarnation)
         if boundary.run_tokens > 0 and not boundary.done:
-            began_s = self._clock.monotonic()
+            began_s = self._parts.clock.monotonic()
             loan = await borrow(session.bus, session.run, self._name, packed_bytes_max(fresh), RECOVER_S)
-            borrowed = restore_loan(loan, fresh, self._clock.monotonic() - began_s)
+            borrowed = restore_loan(loan, fresh, self._parts.clock.monotonic() - began_s)
             if borrowed is not None and possible(borrowed, train):
                 state, recovered = borrowed.state, loan_recovery(incarnation, borrowed, boundary.run_tokens)
         with contextlib.suppress(AtollError):
@@ -253,13 +246,13 @@ class SimulatedLearner:
                 break
             rate = learning_rate(train, boundary.run_tokens, target)
             params, state, loss = self._shared.step(params, state, self._shaped(batch), rate)
-            await asyncio.sleep(max(self._pace.next_s(), boundary.held_s()))
+            await asyncio.sleep(max(self._parts.pace.next_s(), boundary.held_s()))
             params = boundary.step(params, tokens=train.tokens_per_step, loss=loss)
             session.lender.share(state, donated=True)
-            self._on_step()
+            self._parts.on_step()
 
     def _over(self, session: Session, boundary: StepHook) -> bool:
-        return boundary.done or self._stop.is_set() or session.driver.failure is not None
+        return boundary.done or self._parts.stop.is_set() or session.driver.failure is not None
 
     async def _batch(self, supply: Supply, over: Callable[[], bool]) -> Any:  # noqa: ANN401  (int32, or None)
         """Return the next batch; wait only if no leased data is left."""
@@ -281,7 +274,7 @@ class SimulatedLearner:
         if session.driver.failure is not None:
             raise session.driver.failure
         bound_s = self._shared.settings.learner.drain_s
-        deadline_s = self._clock.monotonic() + bound_s
+        deadline_s = self._parts.clock.monotonic() + bound_s
         # A lease granted after all others were given back would have no owner.
         if isinstance(supply.pending, asyncio.Task):
             await asyncio.wait({supply.pending}, timeout=bound_s / RETURN_SHARE)
@@ -292,6 +285,6 @@ class SimulatedLearner:
         except (AtollError, TimeoutError) as error:
             log.warning("data.not_returned", units=len(session.leases.mine), reason=str(error) or "no answer in time")
         try:
-            await session.drain(deadline_s - self._clock.monotonic())
+            await session.drain(deadline_s - self._parts.clock.monotonic())
         except TimeoutError as error:
             raise BrokerUnavailable("the last pushes are not durable", got=self._name) from error

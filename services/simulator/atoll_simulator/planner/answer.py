@@ -320,7 +320,11 @@ def _links(found: PlanAnswer) -> Iterator[str]:
             f"{found.question.reduce_bits:g} bits a parameter and reduction, no round trips; by a ring: what these "
             f"{found.question.learners} sites need"
         )
-    yield from (f"  {_limited(system.name)}, -: {system.limit}" for system in found.systems[:3] if system.limit)
+    yield from (
+        f"  {system.name}{'' if system.name == 'Atoll' else ', by a ring'}, -: {system.limit}"
+        for system in found.systems[:3]
+        if system.limit
+    )
     yield ""
 
 
@@ -370,15 +374,11 @@ def _sweep(found: PlanAnswer) -> Iterator[str]:
         ],
     )
     chosen = best(found.sweep)
-    yield f"  most at equal loss: --interval-steps {chosen.interval_steps} {_codec_flags(chosen)}"
+    up, down = CODECS[chosen.sent]
+    yield f"  most at equal loss: --interval-steps {chosen.interval_steps} --up {up} --down {down}"
     yield "  loss: above data-parallel training's at equal tokens; at equal loss: the tokens/s with which that would get as far"
     yield "  these are gaps of short runs of a small model; in longer runs long intervals cost less"
     yield ""
-
-
-def _codec_flags(row: SweepRow) -> str:
-    up, down = CODECS[row.sent]
-    return f"--up {up} --down {down}"
 
 
 def _ends(found: PlanAnswer) -> Iterator[str]:
@@ -391,10 +391,6 @@ def _ends(found: PlanAnswer) -> Iterator[str]:
         yield f"  {'!' if caution.grave else '-'} {caution.what}"
         yield f"    change: {caution.change}"
         yield f"    to:     {caution.to}"
-
-
-def _limited(name: str) -> str:
-    return name if name == "Atoll" else f"{name}, by a ring"
 
 
 def _times(rate: float | None, senders: int) -> float | None:
