@@ -25,6 +25,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -36,15 +37,13 @@ from atoll.bus.server import EmbeddedBroker
 from atoll.protocol.ledger import Settlement
 from atoll.wire.messages import Beat, Event, decode
 from atoll.wire.subjects import Subjects
-from benchmarks.faults.upgrade import pause, round_s
+from benchmarks.faults.upgrade import LEARNERS, SYNCHRONIZERS, begin, leave, pause, round_s
 from benchmarks.lib.harness import Figure, at_least, at_most, fact, run_benchmark, true, zero
 from benchmarks.lib.runs import prepare
-from support.islands import DEADLINE_S, IslandProcess, unforked
+from support.islands import IslandProcess, unforked
 from support.relayed_cluster import RelayedCluster
 
 MINUTES: Final = 30.0
-LEARNERS: Final = ("a", "b", "c")
-SYNCHRONIZERS: Final = ("east", "west")
 NODES: Final = 3
 QUIET_S: Final = 20.0
 AWAY_S: Final = 1.0
@@ -99,8 +98,9 @@ def of_cluster(cluster: RelayedCluster, run: str, found: Outages, until_s: float
         turn += 1
 
 
-def of_one(broker: EmbeddedBroker, found: Outages, until_s: float) -> None:
+def of_one(broker: EmbeddedBroker, run: str, found: Outages, until_s: float) -> None:
     """Kill and freeze a single server in turn until the time is up."""
+    del run  # it has no other copies to wait for
     while not found.done or time.time() < until_s:
         with found.of("server killed"):
             broker.kill()
@@ -164,21 +164,13 @@ def train(folder: Path, url: str, corpus: Path, copies: int, seconds: float, fau
     beats: list[Beat] = []
     listening = home.submit(_listened(url, island.run, beats))
     try:
-        for name in SYNCHRONIZERS:
-            island.start(name, "synchronizer")
-        for name in LEARNERS:
-            island.start(name, "learner", "--id", name)
-        for name in LEARNERS:
-            island.wait_for(name, "learner.first_step")
+        begin(island)
         time.sleep(QUIET_S / 2)
         found = Outages(began_s=time.time())
         time.sleep(QUIET_S)
         faults(island.run, found, found.began_s + seconds)
         time.sleep(AFTER_S)
-        for name in (*LEARNERS, *SYNCHRONIZERS):
-            island.process(name).terminate()
-            if island.process(name).wait(DEADLINE_S):
-                raise SystemExit(f"{name} left badly: {island.log(name).read_text()[-2000:]}")
+        leave(island, *LEARNERS, *SYNCHRONIZERS)
         return OutageCourse(found, asyncio.run(island.events("round")), beats, asyncio.run(island.settlement()))
     finally:
         listening.cancel()
@@ -217,7 +209,7 @@ def main(*, minutes: float = MINUTES) -> list[Figure]:
                 corpus,
                 NODES,
                 seconds * (1.0 - SHARE_OF_ONE),
-                lambda run, found, until_s: of_cluster(cluster, run, found, until_s),
+                partial(of_cluster, cluster),
             )
         with EmbeddedBroker(folder / "one") as broker:
             one = train(
@@ -226,7 +218,7 @@ def main(*, minutes: float = MINUTES) -> list[Figure]:
                 corpus,
                 1,
                 seconds * SHARE_OF_ONE,
-                lambda _, found, until_s: of_one(broker, found, until_s),
+                partial(of_one, broker),
             )
     return [*figures_of("three nodes", three, PAUSE_GOAL_S), *figures_of("one server", one, None)]
 

@@ -103,10 +103,7 @@ class Scenes:
             waits = {name: self._without(word, name) for name in (ONE_OF_EACH if self._short else ALL)}
             worst = max(waits, key=lambda name: waits[name])
             told = f"{how}; {len(waits)} containers in turn; longest without {worst}"
-            goal = f"<= {GOES_ON_S:g}"
-            figures.append(
-                Figure(f"{word}: rounds go on after", waits[worst], "s", goal, waits[worst] <= GOES_ON_S, told)
-            )
+            figures.append(at_most(f"{word}: rounds go on after", waits[worst], "s", GOES_ON_S, told))
         return figures
 
     def _without(self, word: str, name: str) -> float:

@@ -118,13 +118,10 @@ async def outage(seed: int) -> list[Figure]:
     how += f", sent in {sent_s:.1f} s"
     growth, all_again = most / before, CUT * FRAGMENTS
     told = f"the shard: {before / 1e6:.0f} MB before, {most / 1e6:.0f} MB at most"
-    soon = f"<= {STALE_S_MAX:g}"
     return [
         Figure("stale pushes refused", float(stale), "pushes", f"{pushes}", stale == pushes, how),
         at_most("until all stale pushes were refused", stale_s, "s", STALE_S_MAX, how),
-        Figure(
-            "until everybody's next push was merged", current_s, "s", soon, current_s <= STALE_S_MAX, "from then on"
-        ),
+        at_most("until everybody's next push was merged", current_s, "s", STALE_S_MAX, "from then on"),
         Figure(
             "pushes merged after it", float(current), "pushes", f"{all_again}", current == all_again, "by the ledgers"
         ),

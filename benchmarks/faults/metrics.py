@@ -520,15 +520,9 @@ def what_was_done(extract: Extract) -> list[Figure]:
     what = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
     least = extract.course.kills_min
     minutes = (extract.storm[-1].at_s if least and extract.faults else extract.course.seconds) / 60
+    missed = f"{extract.missed} planned faults found nobody"
     return [
-        Figure(
-            "kills",
-            float(killed),
-            "kills",
-            f">= {least}" if least else "",
-            killed >= least if least else None,
-            f"in {minutes:.1f} minutes; {extract.missed} planned faults found nobody",
-        ),
+        at_least("kills", float(killed), "kills", least or None, f"in {minutes:.1f} minutes; {missed}"),
         fact("faults", float(len(extract.faults)), "faults", what),
     ]
 

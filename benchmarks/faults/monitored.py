@@ -119,14 +119,7 @@ async def a_day(monitor: WatchingProcess, rounds: LoggedCommits, count: int, mem
     how = f"{total} commits of {LEARNERS} learners, {rounds.event_bytes / 1e3:.1f} kB each, in {took_s:.0f} s"
     kept = len(list(monitor.folder.iterdir()))
     return [
-        Figure(
-            "memory after a day over half a day",
-            most / half,
-            "ratio",
-            f"<= {GROWTH_MAX}",
-            most <= GROWTH_MAX * half,
-            how,
-        ),
+        at_most("memory after a day over half a day", most / half, "ratio", GROWTH_MAX, how),
         fact("memory after a day", most / 1e6, "MB", "the most, resident"),
         fact("commits read in a second", total / took_s, "1/s", "as the script writes them, and the broker keeps them"),
         at_most("files of the journal after a day", float(kept), "files", FILES_MAX, how),

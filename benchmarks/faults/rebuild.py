@@ -34,10 +34,9 @@ from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.run.folder import read_run_file
 from atoll.run.heads import read_heads
-from atoll.wire.events import event_of
-from atoll.wire.subjects import Subjects
+from atoll.wire.messages import Event, decode
 from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark, true
-from benchmarks.lib.runs import as_operator, learner_names, read_report, up_command, wait_until
+from benchmarks.lib.runs import as_operator, learner_names, read_report, stored_events, up_command, wait_until
 
 OUT = Path("build/rebuild")
 RUN = "rebuild"
@@ -128,12 +127,8 @@ def train_and_lose(seconds: float, seed: int) -> Known:
 
 async def heard_of() -> Known:
     url = (OUT / "nats" / "url").read_text(encoding="utf-8")
-    bus = await open_bus(url, RUN, name="bench", options=as_operator(OUT, RUN))
-    try:
-        entries = await bus.replay(Subjects(RUN).event("round", "*"), limit=1 << 30)
-    finally:
-        await bus.close()
-    rounds = [event_of(entry.subject, entry.data).fields for entry in entries]
+    stored = await stored_events(url, RUN, "round", as_operator(OUT, RUN))
+    rounds = [decode(Event, data).fields for data in stored]
     tokens = max((msgspec.json.decode(fields["run_tokens"]) for fields in rounds), default=0)
     return Known(len(rounds), tokens, time.time())
 

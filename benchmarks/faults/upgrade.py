@@ -71,12 +71,7 @@ def main(*, minutes: float = MINUTES) -> list[Figure]:
 
 def play(island: IslandProcess, broker: EmbeddedBroker, seconds: float) -> Upgrades:
     """Replace everything in turn until the time is up, at least once, and let the run end in good order."""
-    for name in SYNCHRONIZERS:
-        island.start(name, "synchronizer")
-    for name in LEARNERS:
-        island.start(name, "learner", "--id", name)
-    for name in LEARNERS:
-        island.wait_for(name, "learner.first_step")
+    begin(island)
     found = Upgrades(began_s=time.time())
     time.sleep(QUIET_S)
     while not found.done or time.time() < found.began_s + seconds:
@@ -89,21 +84,33 @@ def play(island: IslandProcess, broker: EmbeddedBroker, seconds: float) -> Upgra
         broker.start()
         found.note("broker", ended_s)
         time.sleep(BETWEEN_S)
-    for name in (*LEARNERS, *SYNCHRONIZERS):
-        island.process(name).terminate()
-        if island.process(name).wait(DEADLINE_S):
-            raise SystemExit(
-                f"{name} left with {island.process(name).returncode}: {island.log(name).read_text()[-2000:]}"
-            )
+    leave(island, *LEARNERS, *SYNCHRONIZERS)
     return found
+
+
+def begin(island: IslandProcess) -> None:
+    """Start all processes and return when every learner has taken a step."""
+    for name in SYNCHRONIZERS:
+        island.start(name, "synchronizer")
+    for name in LEARNERS:
+        island.start(name, "learner", "--id", name)
+    for name in LEARNERS:
+        island.wait_for(name, "learner.first_step")
+
+
+def leave(island: IslandProcess, *names: str) -> None:
+    """Have processes leave in good order, one after the other."""
+    for name in names:
+        process = island.process(name)
+        process.terminate()
+        if process.wait(DEADLINE_S):
+            raise SystemExit(f"{name} left with {process.returncode}: {island.log(name).read_text()[-2000:]}")
 
 
 def replace(island: IslandProcess, found: Upgrades, kind: str, name: str, back: str, *words: str) -> None:
     """Have one process leave, start it again and wait until it works."""
     ended_s = time.time()
-    island.process(name).terminate()
-    if island.process(name).wait(DEADLINE_S):
-        raise SystemExit(f"{name} left with {island.process(name).returncode}: {island.log(name).read_text()[-2000:]}")
+    leave(island, name)
     process = island.start(name, *words)
     if kind == "learner":
         yields(process, LOW)

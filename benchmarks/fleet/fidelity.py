@@ -25,11 +25,9 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
-from atoll.wire.subjects import Subjects
 from benchmarks.lib.harness import Figure, run_benchmark
-from benchmarks.lib.runs import prepare, read_report, up_command
+from benchmarks.lib.runs import prepare, read_report, stored_events, up_command
 
 FOLDER = Path("build/fidelity")
 RUN: Final = "fidelity"
@@ -121,7 +119,9 @@ def run_real(out: Path, words: Sequence[str], settings: dict[str, Any]) -> Fidel
         command = up_command(out, {"learners": len(LEARNERS), "broker": broker.url}, throttle=THROTTLES)
         command += [*words, *_set(settings)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        return FidelityReport(read_report(out), asyncio.run(_events(broker.url)))
+        return FidelityReport(
+            read_report(out), [msgspec.json.decode(data) for data in asyncio.run(stored_events(broker.url, RUN))]
+        )
 
 
 def run_simulated(out: Path, words: Sequence[str], settings: dict[str, Any], pace: MeasuredPace) -> FidelityReport:
@@ -223,15 +223,6 @@ def _log(out: Path, name: str) -> list[str]:
 
 def _at_s(line: dict[str, Any]) -> float:
     return datetime.fromisoformat(line["timestamp"]).timestamp()
-
-
-async def _events(url: str) -> list[dict[str, Any]]:
-    bus = await open_bus(url, RUN, name="reader")
-    try:
-        entries = await bus.replay(Subjects(RUN).event("*", "*"), limit=100_000)
-    finally:
-        await bus.close()
-    return [msgspec.json.decode(entry.data) for entry in entries]
 
 
 if __name__ == "__main__":

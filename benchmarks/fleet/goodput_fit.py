@@ -324,7 +324,7 @@ def window(seed: int, steps: int = STEPS) -> list[Figure]:
             "there, less stalls and what each step was to take",
         ),
         fact("rounds: goodput of the chips in this window", 100.0 * found.chips.goodput, "%", how),
-        Figure("rounds: capacity trained on, apart from it", apart, "points", "<= 1", apart <= 1.0, "steps cut short"),
+        at_most("rounds: capacity trained on, apart from it", apart, "points", 1.0, "steps cut short"),
         *[fact(f"rounds: tokens {fate}", share, "%", "of all trained, drain included") for fate, share in shares],
         true("rounds: ledgers exact", found.exact, "every token has one fate"),
     ]

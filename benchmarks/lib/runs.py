@@ -17,11 +17,15 @@ from typing import Any, Final, Protocol
 import numpy as np
 import psutil
 
-from atoll.bus.options import BusOptions
+from atoll.bus.open import open_bus
+from atoll.bus.options import DEFAULTS, BusOptions
 from atoll.keys.identity import read_identity
 from atoll.local.own_brokers import RunKeys, keys_of
+from atoll.run.history import History
+from atoll.wire.subjects import Subjects
 
 CORPUS: Final = Path("build/corpus")
+EVENTS_MAX: Final = 1 << 30
 LEAVE_S: Final = 30.0
 LOOK_S: Final = 0.2
 
@@ -122,6 +126,25 @@ def read_report(out: Path) -> dict[str, Any]:
     """Return the report of a run that has ended."""
     report: dict[str, Any] = json.loads((out / "report.json").read_text(encoding="utf-8"))
     return report
+
+
+async def read_history(url: str, run: str) -> History:
+    """Return the whole event log of a run, folded."""
+    bus, history = await open_bus(url, run, name="reader"), History()
+    try:
+        await history.read(bus, Subjects(run))
+    finally:
+        await bus.close()
+    return history
+
+
+async def stored_events(url: str, run: str, kind: str = "*", options: BusOptions = DEFAULTS) -> list[bytes]:
+    """Return the events of a kind as the broker has stored them, oldest first."""
+    bus = await open_bus(url, run, name="reader", options=options)
+    try:
+        return [entry.data for entry in await bus.replay(Subjects(run).event(kind, "*"), limit=EVENTS_MAX)]
+    finally:
+        await bus.close()
 
 
 def merged_tokens(report: dict[str, Any]) -> int:

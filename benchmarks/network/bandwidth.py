@@ -23,7 +23,7 @@ from atoll_simulator.planner.links import utilisation_at
 from atoll_simulator.planner.question import WANTED
 from atoll_simulator.planner.timeline import GraphStep, Stream
 from atoll_simulator.planner.traffic import bits_per_number, traffic
-from benchmarks.lib.harness import Figure, fact, run_benchmark
+from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark
 
 GRID = tuple(10.0 ** (-1.0 + 4.0 * k / 49.0) for k in range(50))
 GIGA = 1e9
@@ -209,28 +209,17 @@ def rows() -> Iterator[Figure]:
         off_table = [abs(steps_off(row, assumed)) for row in TABLE_6]
         words = f"{sum(off_table)} steps in all over ten cells, {sum(not off for off in off_table)} cells exact"
         claim = assumed is TWO_THIRDS
-        yield Figure(
-            f"Table 6, largest error ({assumed.name})",
-            max(off_table),
-            "grid steps",
-            f"<= {STEPS_ALLOWED}" if claim else "",
-            max(off_table) <= STEPS_ALLOWED if claim else None,
-            words + ("; fitted on two cells, having seen all ten" if claim else "; nothing fitted on these"),
-        )
+        words += "; fitted on two cells, having seen all ten" if claim else "; nothing fitted on these"
+        most = STEPS_ALLOWED if claim else None
+        yield at_most(f"Table 6, largest error ({assumed.name})", max(off_table), "grid steps", most, words)
     apart = [
         abs(closed(row, assumed)(point * GIGA) - graph(row, assumed)(point * GIGA))
         for row in (*TABLE_6, *FIVE_B)
         for assumed in SETS
         for point in GRID[::7]
     ]
-    yield Figure(
-        "closed form against graph, largest difference of utilisation",
-        max(apart),
-        "",
-        "<= 0.005",
-        max(apart) <= 0.005,
-        f"{len(apart)} points",
-    )
+    name = "closed form against graph, largest difference of utilisation"
+    yield at_most(name, max(apart), "", 0.005, f"{len(apart)} points")
 
 
 def predictions() -> Iterator[Figure]:

@@ -39,16 +39,13 @@ from typing import Annotated, Any, Final
 
 import psutil
 
-from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.codec import frame_bytes
 from atoll.local.run_settings import without_settings
 from atoll.protocol.settings import ProtocolSettings
-from atoll.run.history import History
-from atoll.wire.subjects import Subjects
 from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark
 from benchmarks.lib.kept_parts import KeptParts
-from benchmarks.lib.runs import HERE, environment, prepare
+from benchmarks.lib.runs import HERE, environment, prepare, read_history
 from benchmarks.training import first_try
 from support.regions import free_port
 
@@ -253,19 +250,12 @@ def atoll(codecs: tuple[str, str], learners: int, found: SyncTurns, syncs: int) 
             ]
             workers.start("participant", words)
         lines = measure(workers, found, syncs)
-        called_s = asyncio.run(calls(broker.url))
+        history = asyncio.run(read_history(broker.url, RUN))
+        called_s = [line.called_s for line in history.rounds]
     for each in zip(*lines, strict=True):
         adopted_s = max(line["at_s"] for line in each)
         found.took_s.append(adopted_s - max(moment for moment in called_s if moment < adopted_s))
         found.blocked_s.append(max(line["blocked_s"] for line in each))
-
-
-async def calls(url: str) -> list[float]:
-    bus = await open_bus(url, RUN, name="reader")
-    history = History()
-    await history.read(bus, Subjects(RUN))
-    await bus.close()
-    return [line.called_s for line in history.rounds]
 
 
 SYSTEMS: Final = {

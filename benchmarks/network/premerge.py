@@ -37,11 +37,11 @@ from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
 from atoll.client.options import JoinOptions
 from atoll.protocol.settings import ProtocolSettings
-from atoll.wire.events import event_of
-from atoll.wire.subjects import Subjects
+from atoll.wire.messages import Event, decode
 from atoll_synchronizer.process import serve_run, wait_for_run
 from atoll_synchronizer.region_service import RegionService
 from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark
+from benchmarks.lib.runs import stored_events
 from support.links import unique_run
 from support.memory_world import MemoryWorld
 from support.regions import RelayedRegion
@@ -125,19 +125,11 @@ def carried_bytes(there: RelayedRegion, learners: int, seconds: float, *, premer
     if folding is not None:
         folding.served.result(SETTLE_S)
     first, last = marks
-    made = home.submit(_versions(there, run, first.at_s, last.at_s)).result(SETTLE_S)
     home.stop()
+    rounds = [decode(Event, data) for data in asyncio.run(stored_events(there.hub.url, run, "round"))]
+    made = sum(first.at_s <= event.at_s < last.at_s for event in rounds)
     unit = made * 2 * ELEMENTS / FRAGMENTS
     return (last.up_bytes - first.up_bytes) / unit, (last.down_bytes - first.down_bytes) / unit
-
-
-async def _versions(there: RelayedRegion, run: str, first_s: float, last_s: float) -> int:
-    bus = await open_bus(there.hub.url, run, name="reader")
-    try:
-        entries = await bus.replay(Subjects(run).event("round", "*"), limit=100_000)
-        return sum(first_s <= event_of(entry.subject, entry.data).at_s < last_s for entry in entries)
-    finally:
-        await bus.close()
 
 
 # -- loss -------------------------------------------------------------------------------------------------------------

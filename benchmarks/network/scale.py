@@ -47,8 +47,8 @@ from atoll.local.run_store import close_run
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.history import History, RoundLine
-from atoll.wire.subjects import Subjects
 from benchmarks.lib.harness import BenchmarkResult, Figure, at_most, fact, run_benchmark, zero
+from benchmarks.lib.runs import read_history
 from benchmarks.network.scale_host import HostRequest
 from support.regions import free_port
 
@@ -181,7 +181,7 @@ class Fleet:
             say(f"{role} ended, {time.monotonic() - began_s:.0f} s")
 
     def history(self) -> History:
-        return asyncio.run(_read(self.broker.url, self.plan.request.run))
+        return asyncio.run(read_history(self.broker.url, self.plan.request.run))
 
     def end(self) -> None:
         self._over.set()
@@ -282,14 +282,6 @@ async def _closing(url: str, run: str) -> None:
     bus = await open_bus(url, run, name="closing")
     await close_run(bus, run)
     await bus.close()
-
-
-async def _read(url: str, run: str) -> History:
-    bus = await open_bus(url, run, name="reader")
-    history = History()
-    await history.read(bus, Subjects(run))
-    await bus.close()
-    return history
 
 
 RATIO_MAX: Final = 1.25
@@ -436,14 +428,10 @@ def fate_figures(name: str, ledgers: Iterable[Ledger], rounds: Iterable[RoundLin
     settled = sum(one.settled for one in accounts)
     how = f"{settled} token-fragments settled for {len(whole.accounts)} learners, {late} of them late"
     return [
-        _zero(f"{name}: token-fragments without exactly one fate", unsettled, "token-fragments", how),
-        _zero(f"{name}: contributions merged twice", twice, "pushes", f"{len(pushes)} pushes in commits"),
-        _zero(f"{name}: refused", reasons.total(), "token-fragments", ", ".join(reasons) or how),
+        zero(f"{name}: token-fragments without exactly one fate", unsettled, "token-fragments", how),
+        zero(f"{name}: contributions merged twice", twice, "pushes", f"{len(pushes)} pushes in commits"),
+        zero(f"{name}: refused", reasons.total(), "token-fragments", ", ".join(reasons) or how),
     ]
-
-
-def _zero(name: str, count: int, unit: str, how: str) -> Figure:
-    return zero(name, count, unit, how)
 
 
 MINUTES: Final = 30.0

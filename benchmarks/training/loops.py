@@ -45,7 +45,7 @@ from atoll.run import ledger
 from atoll.run.record import founded_run, recorded_progress
 from atoll_synchronizer.process import serve_run
 from benchmarks.lib.compiled import read_only
-from benchmarks.lib.harness import Figure, fact, run_benchmark
+from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark
 from support.documents import ROOT, documented
 
 KILL_SHARE = 0.2
@@ -296,14 +296,7 @@ def figures(loop: Loop, scenes: dict[str, SceneOutcome]) -> Iterator[Figure]:
     yield fact(named("step"), step_ms, "ms", "one turn of the loop; two islands share the machine")
     inside_ms = max(word.inside_ms for word in calm.words)
     yield fact(named("in the island"), inside_ms, "ms", "of each step; the slower island")
-    yield Figure(
-        named("overhead"),
-        overhead,
-        "ratio",
-        f"<= {OVERHEAD_MAX}" if long else "",
-        overhead <= OVERHEAD_MAX if long else None,
-        "the larger of both islands'",
-    )
+    yield at_most(named("overhead"), overhead, "ratio", OVERHEAD_MAX if long else None, "the larger of both islands'")
     for scene in ("one killed", "all killed"):
         yield from survival_figures(loop, scene, scenes[scene])
 
