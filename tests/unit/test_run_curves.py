@@ -91,4 +91,4 @@ def test_a_clock_that_is_set_back_takes_no_sample_away() -> None:
     for step in range(1, 11):
         sampled(view, "a", 10.0 * step - (3600.0 if step > 5 else 0.0), step)
 
-    assert [line.sample.step for line in lines_of(view.learners["a"])] == list(range(1, 11))
+    assert [line.fields.step for line in lines_of(view.learners["a"])] == list(range(1, 11))

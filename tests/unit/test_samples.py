@@ -11,7 +11,7 @@ from atoll.base.wording import DAY_S
 from atoll.client.options import DEFAULTS
 from atoll.client.session import pause_of
 from atoll.run.history import History
-from atoll.run.process_views import SAMPLES_MAX, Curve, SampleLine
+from atoll.run.process_views import SAMPLES_MAX, Curve, Noted
 from atoll.wire.events import SampleEvent, log_entry, sample_of
 from atoll.wire.messages import Beat, Event, decode, encode
 from atoll.wire.traffic import LinkTraffic
@@ -63,7 +63,7 @@ def test_a_view_draws_curves_and_sums_from_samples_alone() -> None:
         view.on_event(sample(step))
 
     seen = view.learners["a"]
-    assert [line.sample.step for line in seen.curve] == [1, 2, 3, 4, 5]
+    assert [line.fields.step for line in seen.curve] == [1, 2, 3, 4, 5]
     assert [line.at_s for line in seen.curve] == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert seen.tokens == 5 * 4096
     assert seen.lives[3].meter.moved == beat(5).moved
@@ -73,12 +73,12 @@ def test_a_view_draws_curves_and_sums_from_samples_alone() -> None:
 def test_a_curve_stays_bounded_and_spread(heard: int) -> None:
     curve = Curve()
     for step in range(heard):
-        curve.add(SampleLine(float(step), fields(SampleEvent, incarnation=1, step=step, tokens=step)))
+        curve.add(Noted(float(step), "a", fields(SampleEvent, incarnation=1, step=step, tokens=step)))
 
-    steps = [line.sample.step for line in curve]
+    steps = [line.fields.step for line in curve]
     gaps = {after - before for before, after in itertools.pairwise(steps[:-1])}
     assert curve.heard == heard
     assert min(heard, SAMPLES_MAX // 2) <= len(curve) == len(steps) <= SAMPLES_MAX + 1
     assert (steps[0], steps[-1]) == (0, heard - 1)
     assert len(gaps) <= 1
-    assert msgspec.json.decode(msgspec.json.encode(curve.newest.sample if curve.newest else None))["step"] == heard - 1
+    assert msgspec.json.decode(msgspec.json.encode(curve.newest.fields if curve.newest else None))["step"] == heard - 1

@@ -12,7 +12,8 @@ from atoll.local.console import ConsolePicture
 from atoll.local.console_app import LEFT, HelpScreen, TopApp
 from atoll.local.console_tables import PANELS, TopMoment, fitting_columns
 from atoll.protocol.settings import ProtocolSettings
-from atoll.run.history import History, Noted
+from atoll.run.history import History
+from atoll.run.process_views import Noted
 from atoll.wire.events import QuarantinedEvent
 from atoll.wire.messages import Beat, LearnerState, Presence
 from atoll.wire.traffic import LinkTraffic

@@ -17,8 +17,8 @@ from atoll.base.fair_queue import FairQueue
 from atoll.bus.interface import StreamState
 from atoll.protocol.settings import ProtocolSettings
 from atoll.report.page_data import NodeSeen
-from atoll.run.history import History, Noted, RoundLine, notes
-from atoll.run.process_views import Hearing
+from atoll.run.history import History, RoundLine, notes
+from atoll.run.process_views import Hearing, Noted
 from atoll.wire.events import EventFields, RoundEvent, RoundPhases, SampleEvent
 from atoll.wire.messages import Event, RunRecord
 

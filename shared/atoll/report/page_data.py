@@ -35,7 +35,7 @@ from atoll.run.curves import (
 from atoll.run.decisions import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation, describe_wait
 from atoll.run.history import History, RoundLine, TimeMark
 from atoll.run.links import as_report, byte_ledger, name_of
-from atoll.run.process_views import Hearing, HostView, LearnerLife, LearnerView, SampleLine
+from atoll.run.process_views import Hearing, HostView, LearnerLife, LearnerView, Sample
 from atoll.run.standing import making_of
 from atoll.story.goodput import goodput_of
 from atoll.story.slowness import slowness
@@ -436,7 +436,7 @@ def curves_of(view: History, facts: PageFacts) -> dict[str, Any]:
     validated = thinned(list(view.validations), POINTS_MAX)
     losses, lags, speeds = [], [], []
     for one in shown_learners(view):
-        measured = [line for line in lines[one.learner] if line.sample.loss is not None]
+        measured = [line for line in lines[one.learner] if line.fields.loss is not None]
         known = learner_curve(one.learner, measured, began_s)
         losses.append({"learner": one.learner, "at_s": known.at_s, "loss": known.loss})
         whole = learner_curve(one.learner, lines[one.learner], began_s)
@@ -472,7 +472,7 @@ def _rounds_over_time(view: History, began_s: float) -> dict[str, list[float]]:
     return {name: [point[place] for point in thinned(points, POINTS_MAX)] for place, name in enumerate(names)}
 
 
-def _silences(view: History, lines: Mapping[str, Sequence[SampleLine]], facts: PageFacts) -> Iterator[PresentTime]:
+def _silences(view: History, lines: Mapping[str, Sequence[Sample]], facts: PageFacts) -> Iterator[PresentTime]:
     """Yield the time that learners have been silent, of a run that goes on and whose broker answers: else nobody is heard.
 
     It ends where the samples of those that train end, for a step may last minutes: what they do since is not known yet, and a

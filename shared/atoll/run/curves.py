@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from atoll.run.history import History
-from atoll.run.process_views import LearnerView, SampleLine
+from atoll.run.process_views import LearnerView, Sample
 
 BINS_MAX: Final = 180
 BIN_S_MIN: Final = 2.0
@@ -80,43 +80,43 @@ def first_s(view: History) -> float:
     return min(known, default=0.0)
 
 
-def learner_curve(learner: str, lines: Sequence[SampleLine], began_s: float) -> LearnerCurve:
+def learner_curve(learner: str, lines: Sequence[Sample], began_s: float) -> LearnerCurve:
     """Return a learner's curve from its samples in order, with times in seconds since `began_s`."""
     kept = thinned(lines, POINTS_MAX)
     return LearnerCurve(
         learner,
         [round(line.at_s - began_s, 2) for line in kept],
-        [None if line.sample.loss is None else round(line.sample.loss, 5) for line in kept],
-        [round(line.sample.overhead, 6) for line in kept],
-        [line.sample.lag_versions for line in kept],
+        [None if line.fields.loss is None else round(line.fields.loss, 5) for line in kept],
+        [round(line.fields.overhead, 6) for line in kept],
+        [line.fields.lag_versions for line in kept],
     )
 
 
-def lines_of(learner: LearnerView, recent: Iterable[SampleLine] = ()) -> list[SampleLine]:
+def lines_of(learner: LearnerView, recent: Iterable[Sample] = ()) -> list[Sample]:
     """Return a learner's samples from event log and `recent` heartbeats by life and step; of two at one step the first stays.
 
     Not by time: a learner's clock may be set back, and what a slow writer tells late would be a step down.
     """
-    both = sorted((*learner.curve, *recent), key=lambda line: (line.sample.incarnation, line.sample.step, line.at_s))
-    kept: list[SampleLine] = []
+    both = sorted((*learner.curve, *recent), key=lambda line: (line.fields.incarnation, line.fields.step, line.at_s))
+    kept: list[Sample] = []
     for line in both:
         if not kept or _key(kept[-1]) != _key(line):
             kept.append(line)
     return kept
 
 
-def _key(line: SampleLine) -> tuple[int, int, str]:
-    return line.sample.incarnation, line.sample.step, line.sample.state
+def _key(line: Sample) -> tuple[int, int, str]:
+    return line.fields.incarnation, line.fields.step, line.fields.state
 
 
-def stretches(learner: LearnerView, lines: Sequence[SampleLine]) -> Iterator[PresentTime]:
+def stretches(learner: LearnerView, lines: Sequence[Sample]) -> Iterator[PresentTime]:
     """Yield the times in which a learner was present, from its samples in order."""
-    former: SampleLine | None = None
+    former: Sample | None = None
     for line in lines:
-        told = line.sample
-        if former is not None and former.sample.incarnation == told.incarnation:
-            begin_s, steps, tokens = former.at_s, told.step - former.sample.step, told.tokens - former.sample.tokens
-        elif former is not None and former.sample.state != "left":
+        told = line.fields
+        if former is not None and former.fields.incarnation == told.incarnation:
+            begin_s, steps, tokens = former.at_s, told.step - former.fields.step, told.tokens - former.fields.tokens
+        elif former is not None and former.fields.state != "left":
             begin_s, steps, tokens = former.at_s, told.step, told.tokens
         else:
             life = learner.lives.get(told.incarnation)
@@ -128,9 +128,9 @@ def stretches(learner: LearnerView, lines: Sequence[SampleLine]) -> Iterator[Pre
         former = line
 
 
-def silence(lines: Sequence[SampleLine], until_s: float) -> Iterator[PresentTime]:
+def silence(lines: Sequence[Sample], until_s: float) -> Iterator[PresentTime]:
     """Yield the time from a learner's newest sample to `until_s`, without steps: it has not said goodbye, and is not heard."""
-    if lines and lines[-1].sample.state != "left" and lines[-1].at_s < until_s:
+    if lines and lines[-1].fields.state != "left" and lines[-1].at_s < until_s:
         yield PresentTime(lines[-1].at_s, until_s, 0, 0.0)
 
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import singledispatchmethod
 from pathlib import Path
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -40,7 +40,7 @@ from atoll.protocol.events import id_of
 from atoll.protocol.ledger import Ledger, continued
 from atoll.run.decisions import describe_isolation
 from atoll.run.folder import saved_events
-from atoll.run.process_views import HostView, LearnerLife, LearnerView, SampleLine
+from atoll.run.process_views import HostView, LearnerLife, LearnerView, Noted, Sample
 from atoll.wire.events import (
     EVENTS,
     Contributor,
@@ -92,15 +92,6 @@ PAUSE_S: Final = 60.0
 AGE_LOOKED_AT: Final = 64
 """An adoption is looked for in so many rounds after it: a contribution is hardly ever later."""
 F = TypeVar("F")
-
-
-@dataclass(frozen=True, slots=True)
-class Noted(Generic[F]):
-    """An event: when it was written, and by which learner or shard."""
-
-    at_s: float
-    who: str
-    fields: F
 
 
 class LearnerNamed(Protocol):
@@ -363,7 +354,7 @@ class History:
     marks: FairQueue[TimeMark] = field(default_factory=lambda: FairQueue(MARKS_MAX, lambda mark: mark.who))
     faults: int = 0
     last_contributions: dict[tuple[int, str], LastContribution] = field(default_factory=dict)
-    recent: dict[str, deque[SampleLine]] = field(default_factory=dict)
+    recent: dict[str, deque[Sample]] = field(default_factory=dict)
     signs: dict[str, LifeSigns] = field(default_factory=dict)
     began_s: float | None = None
     newest_s: float = 0.0
@@ -487,7 +478,7 @@ class History:
             kept = self.recent.setdefault(learner.learner, deque(maxlen=RECENT_MAX))
             if kept and kept[-1].at_s <= beat.at_s < kept[-1].at_s + RECENT_S:  # a clock that was set back begins anew
                 continue
-            kept.append(SampleLine(beat.at_s, msgspec.structs.replace(sample_of(beat), moved=NOTHING)))
+            kept.append(Noted(beat.at_s, beat.learner, msgspec.structs.replace(sample_of(beat), moved=NOTHING)))
 
     def refuse(self, writer: str, error: PeerMisbehaved) -> None:
         """Count a message that no correct peer sends; `writer` is the process whose subject it came on."""
@@ -780,12 +771,13 @@ class History:
     @_fold.register
     def _fold_sample(self, fields: SampleEvent, event: Event) -> None:
         """Take a point of the learner's curve; what it says of sums holds for a life whose heartbeats nobody heard."""
-        self.samples.append(Noted(event.at_s, event.who, fields))
+        sample = Noted(event.at_s, event.who, fields)
+        self.samples.append(sample)
         self._sign(event.who, fields.incarnation, event.at_s)
         if (found := self._life(event.who, fields.incarnation)) is not None:
             learner, life = found
-            life.newest = SampleLine(event.at_s, fields)
-            learner.curve.add(life.newest)
+            life.newest = sample
+            learner.curve.add(sample)
             life.meter.take(fields.moved)
             life.tokens, life.steps = max(life.tokens, fields.tokens), max(life.steps, fields.step)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from atoll.base.quantities import RUN_TOKENS_MAX, at_most
 from atoll.protocol.ownership import BEATS_PER_LEASE
@@ -33,12 +33,19 @@ BEATS_UNHEARD: Final = 2.0
 """How many usual pauses between heartbeats one who has just begun to listen waits before it calls a learner silent."""
 
 
+F = TypeVar("F")
+
+
 @dataclass(frozen=True, slots=True)
-class SampleLine:
-    """A sample, with the wall time that its learner wrote, seconds since the Unix epoch."""
+class Noted(Generic[F]):
+    """An event: when it was written, seconds since the epoch by its writer's clock, and by which learner or shard."""
 
     at_s: float
-    sample: SampleEvent
+    who: str
+    fields: F
+
+
+Sample = Noted[SampleEvent]
 
 
 @dataclass(slots=True)
@@ -49,11 +56,11 @@ class Curve:
     """
 
     heard: int = 0
-    newest: SampleLine | None = None
-    _kept: list[SampleLine] = field(default_factory=list)
+    newest: Sample | None = None
+    _kept: list[Sample] = field(default_factory=list)
     _every: int = 1
 
-    def __iter__(self) -> Iterator[SampleLine]:
+    def __iter__(self) -> Iterator[Sample]:
         yield from self._kept
         if self.newest is not None and (not self._kept or self._kept[-1] is not self.newest):
             yield self.newest
@@ -62,7 +69,7 @@ class Curve:
         """Return how many samples iterating gives, at most `SAMPLES_MAX` and one."""
         return sum(1 for _ in self)
 
-    def add(self, line: SampleLine) -> None:
+    def add(self, line: Sample) -> None:
         """Take the next sample of the event log."""
         if self.heard % self._every == 0:
             if len(self._kept) >= SAMPLES_MAX:
@@ -90,7 +97,7 @@ class LearnerLife:
     tokens: int = 0
     steps: int = 0
     beat: Beat | None = None
-    newest: SampleLine | None = None
+    newest: Sample | None = None
     meter: TrafficMeter = field(default_factory=TrafficMeter)
     open_s: float = 0.0
 
@@ -134,7 +141,7 @@ class LearnerView:
         life, newest = self.latest, self.curve.newest
         if life is not None and life.beat is not None:
             return life.beat
-        return None if newest is None else newest.sample
+        return None if newest is None else newest.fields
 
     @property
     def tokens(self) -> int:

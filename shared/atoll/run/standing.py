@@ -33,8 +33,8 @@ import msgspec
 from atoll.base.wording import few
 from atoll.protocol.pacing import lower_median, plausible
 from atoll.protocol.settings import ProtocolSettings
-from atoll.run.history import History, Noted, RoundLine
-from atoll.run.process_views import LearnerView
+from atoll.run.history import History, RoundLine
+from atoll.run.process_views import LearnerView, Noted
 from atoll.wire.events import WaitingEvent
 from atoll.wire.traffic import TOLD_EVERY_S
 

@@ -24,7 +24,8 @@ from typing import Final, Literal, get_args
 from atoll.base.wording import counted, few
 from atoll.protocol.events import id_of
 from atoll.run.decisions import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation, describe_outlier
-from atoll.run.history import History, Noted, RunClock, push_id
+from atoll.run.history import History, RunClock, push_id
+from atoll.run.process_views import Noted
 from atoll.story.goodput import (
     LearnerShare,
     alignment_of_others,
@@ -464,7 +465,7 @@ def much_superseded(history: History) -> Iterator[RunFinding]:
     for learner, newest in sampled:
         if newest is None:
             continue
-        told, trained = newest.sample, newest.sample.tokens * fragments
+        told, trained = newest.fields, newest.fields.tokens * fragments
         begun_s = joined_s.get((learner, told.incarnation))
         since = [line for line in history.rounds if (begun_s or 0.0) < line.at_s <= newest.at_s]
         # Each fragment some times: a first step that is compiled is another matter.

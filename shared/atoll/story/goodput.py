@@ -30,7 +30,8 @@ from itertools import zip_longest
 from statistics import median, median_high, median_low
 from typing import Final
 
-from atoll.run.history import History, Noted, RoundLine
+from atoll.run.history import History, RoundLine
+from atoll.run.process_views import Noted
 from atoll.story.lives import SIGN_S, RecordedLife, lives_of
 from atoll.wire.events import Contributor, JoinedEvent
 
@@ -255,7 +256,7 @@ def _usual_step_s(lives: Sequence[RecordedLife]) -> float | None:
     if step_s is None:
         step_s = middle(each.fields.step_s or None for life in lives for each in life.samples)
     if step_s is None:
-        step_s = middle(life.newest.sample.step_s or None for life in lives if life.newest is not None)
+        step_s = middle(life.newest.fields.step_s or None for life in lives if life.newest is not None)
     return step_s
 
 

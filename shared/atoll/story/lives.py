@@ -27,8 +27,8 @@ from statistics import median
 from typing import Final
 
 from atoll.protocol.ledger import Ledger
-from atoll.run.history import History, Noted, RoundLine, ServedTenure, base_of
-from atoll.run.process_views import SampleLine
+from atoll.run.history import History, RoundLine, ServedTenure, base_of
+from atoll.run.process_views import Noted, Sample
 from atoll.wire.events import Contributor, JoinedEvent, LeftEvent, SampleEvent
 from atoll.wire.traffic import TOLD_EVERY_S
 
@@ -50,7 +50,7 @@ class RecordedLife:
     incarnation: int
     joined: Noted[JoinedEvent] | None = None
     left: Noted[LeftEvent] | None = None
-    newest: SampleLine | None = None
+    newest: Sample | None = None
     samples: list[Noted[SampleEvent]] = field(default_factory=list)
     merged: list[tuple[RoundLine, Contributor]] = field(default_factory=list)
 
@@ -62,7 +62,7 @@ class RecordedLife:
         by_fragment: Counter[int] = Counter()
         for line, share in self.merged:
             by_fragment[line.round.fragment] += share.steps
-        sampled = [] if self.newest is None else [self.newest.sample.step]
+        sampled = [] if self.newest is None else [self.newest.fields.step]
         return max([*sampled, *by_fragment.values()], default=0)
 
     @property

@@ -16,7 +16,8 @@ from atoll.base.wording import counted
 from atoll.protocol.events import id_of
 from atoll.protocol.quarantine import OFFENCES
 from atoll.run.decisions import CLIP_CURE, describe_clip, describe_isolation
-from atoll.run.history import History, Noted, RoundLine, base_of, push_id
+from atoll.run.history import History, RoundLine, base_of, push_id
+from atoll.run.process_views import Noted
 from atoll.story.findings import TOO_LATE, describe_measure, refused_id, slow_learners, slow_links
 from atoll.story.goodput import (
     DEFINITION,

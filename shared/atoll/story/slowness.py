@@ -96,7 +96,7 @@ def _of_learners(history: History, there: Mapping[str, TimePresent], whole_s: fl
         away_s = gone_s[learner]
         # By its newest sample: the share of its time that it was inside `island.step`.
         newest = history.learners[learner].curve.newest if learner in history.learners else None
-        overhead = 0.0 if newest is None else newest.sample.overhead
+        overhead = 0.0 if newest is None else newest.fields.overhead
         inside_s = overhead * max(0.0, one.present_s - one.starting_s - one.joining_s - away_s)
         told = (
             ("starting", one.starting_s, f"started {_times(one.lives)}: loaded its libraries and what it trains"),

@@ -32,7 +32,8 @@ from atoll.codec import KEYFRAME, Framing
 from atoll.protocol.events import id_of
 from atoll.protocol.pacing import RECENT_STEPS
 from atoll.protocol.settings import ProtocolSettings
-from atoll.run.history import History, Noted, RoundLine, base_of
+from atoll.run.history import History, RoundLine, base_of
+from atoll.run.process_views import Noted
 from atoll.story.goodput import RunGoodput, TimePresent, presences, summed
 from atoll.story.lives import RecordedLife, lives_of
 from atoll.wire.events import Contributor, JoinedEvent, SampleEvent
