@@ -1,15 +1,13 @@
 """Alerts of a monitor: each rule once, as a condition that is both a query of Prometheus and a function of the metrics.
 
 Prometheus wakes people by the metrics of the monitor; a page must not need one, so the monitor judges the same rules by itself.
-`infra/monitor/alerts.yml` is made of these rules (`infra/monitor/write_alerts.py`), and a test plays the cases of
-`alerts_test.yml` to them, as `promtool` does to the file.
+`infra/monitor/alerts.yml` is made of these rules, and a test plays the cases of `alerts_test.yml` to them, as `promtool` does.
 
-A condition's function takes a *reading*: all metrics at a moment. `AlertJudge.take` is given a reading now and then. A rule
-*holds* once its condition has been so for `for_s` without a break; until then it is *pending*. Nothing here reads a clock.
-What follows from a silence of the run's broker alone (nobody is heard, nothing is committed) is told once, by
-`AtollBrokerUnreachable`: the others ask for a broker that answers (`_require_heard_run`). A run that is over wakes nobody,
-though its broker be stopped: what is of the run asks for one that goes on (`_require_run`). Disks, certificates and the
-monitor itself are of machines, and do not.
+A condition's function takes a *reading*: all metrics at a moment. A rule *holds* once its condition has been so for `for_s`
+without a break; until then it is *pending*. Nothing here reads a clock. What follows from a silence of the run's broker alone
+is told once, by `AtollBrokerUnreachable`: the others ask for a broker that answers (`_require_heard_run`). A run that is over
+wakes nobody: what is of the run asks for one that goes on (`_require_run`). Disks, certificates and the monitor are of
+machines.
 """
 
 from __future__ import annotations

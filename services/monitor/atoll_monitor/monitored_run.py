@@ -1,7 +1,6 @@
-"""State of a watched run at a moment, which metrics, sinks, traces and pages read.
+"""State of a watched run at a moment, which metrics, sinks, traces and pages read in the event loop that writes it.
 
-The process writes it, in its event loop; readers run in the same loop, so they need no lock. Times without a date are those of
-a clock that never goes back. Everything here is bounded, so a monitor of a run of months stays as small as that of a day.
+Times without a date are those of a clock that never goes back. Everything here is bounded.
 """
 
 from __future__ import annotations
@@ -95,10 +94,9 @@ class RoundTimes:
 
 @dataclass
 class ObservedHistory(History):
-    """A history that keeps fewer rounds, and tells observers of each event of the log, after it has taken it itself.
+    """A history that keeps fewer rounds, and hands observers each event with its fields, None if they cannot be read.
 
-    An observer gets an event with its fields, None if they cannot be read. It raises nothing: the event log goes on for the
-    others.
+    An observer raises nothing: the event log goes on for the others.
     """
 
     rounds: deque[RoundLine] = field(default_factory=lambda: deque(maxlen=ROUNDS_KEPT))
@@ -118,19 +116,12 @@ class MonitoredRun:
     """One run as the monitor sees it.
 
     Attributes:
-        run: its id.
-        clock: the clock of all times here.
         view: its state from heartbeats, presences and the event log; a new one when the run is founded anew.
         record: its run record, None before the run is founded.
-        answered_s: when the broker last answered an echo; None before the first.
-        began_s: when the monitor began.
-        times: how long its rounds took, and what ended them.
-        region_of: the region of a learner, empty for none.
+        answered_s: when the broker last answered an echo, by `clock`; None before the first. `began_s`: when the monitor began.
         brokers: what the brokers' own endpoints said, by name; None of one that does not answer.
         nodes: the addresses of a broker that has several: its nodes, and further brokers of the run.
-        streams: how full the run's streams are, by kind.
-        disks: the file systems that were asked for, by path.
-        certificates: when the certificate of each of the broker's addresses ends, by address, in seconds since the epoch.
+        certificates: when the certificate of each of the broker's addresses ends, in seconds since the epoch.
         read_up_to: the number in the event log of the newest entry that `view` has.
         dropped_lines: lines that the journal could not write.
     """

@@ -1,21 +1,18 @@
 """The monitor as a process: open the bus, follow the run, serve what is known, until a signal.
 
-It only reads, and nobody waits for it: a run without its monitor goes on as before. It outlives everything that it watches.
-While the broker is away it serves what it knows (`/healthz` says that it is old) and tries again. When a run is founded anew,
-it forgets the former one, whose event log is gone.
-
-The page of a run that is not there waits as long as it takes, because a person may open it before the run. A name that was
-mistyped would be awaited for ever, so the terminal names the runs that the broker keeps, where this identity may see them.
+It only reads, and nobody waits for it. While the broker is away it serves what it knows (`/healthz` says that it is old) and
+tries again. When a run is founded anew, it forgets the former one, whose event log is gone. A run that is not there yet is
+awaited; a name that was mistyped would be for ever, so the terminal names the runs that the broker keeps.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shlex
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -112,27 +109,26 @@ async def monitor(
     clock, names = SystemClock(), tuple(shown)
     live = {name: each.settings for name, each in shown.items() if isinstance(each, BrokerRun)}
     watched = {name: MonitoredRun(each.run, clock, began_s=clock.monotonic()) for name, each in live.items()}
-    scenes: dict[str, RunScene | SavedScene] = {}
-    for name, each in shown.items():
-        if isinstance(each, SavedRun):
-            scenes[name] = SavedScene(each, name, names)
-        else:
-            scenes[name] = RunScene(watched[name], name, names, each.reached_by, each.settings.broker.url)
-    feed = Feed(scenes, clock)
+    scenes = {
+        name: RunScene(watched[name], name, names, each.reached_by, each.settings.broker.url)
+        for name, each in shown.items()
+        if isinstance(each, BrokerRun)
+    }
+    saved = {name: SavedScene(each, name, names) for name, each in shown.items() if isinstance(each, SavedRun)}
+    feed = Feed({name: scenes.get(name) or saved[name] for name in names}, clock)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     keepers = [RecordKeeper(watched[name], each.monitor) for name, each in live.items() if tell is None]
-    routes, allowed = (
-        routes_of(next(iter(watched.values()), None), feed),
-        allowed_hosts(listening, settings.monitor.names),
+    app = application(
+        routes_of(next(iter(watched.values()), None), feed), allowed_hosts(listening, settings.monitor.names)
     )
-    announce(settings, url_of(listening))
+    log.info("monitor.serving", url=url_of(listening))
+    if settings.monitor.url_file is not None:
+        write_whole(settings.monitor.url_file, url_of(listening).encode())
     work = [asyncio.create_task(follow(watched[name], each)) for name, each in live.items()]
     work += [
-        asyncio.create_task(poll_fates(scene, live[name], lambda: feed.is_looked_at))
-        for name, scene in scenes.items()
-        if isinstance(scene, RunScene)
+        asyncio.create_task(poll_fates(scenes[name], each, lambda: feed.is_looked_at)) for name, each in live.items()
     ]
     work += [asyncio.create_task(keeper.keep()) for keeper in keepers]
     work.append(asyncio.create_task(feed.run()))
@@ -140,7 +136,7 @@ async def monitor(
     hints = [
         asyncio.create_task(announce_wait(watched[name], each, tell)) for name, each in live.items() if tell is not None
     ]
-    serving = asyncio.create_task(serve(application(routes, allowed), listening, stop))
+    serving = asyncio.create_task(serve(app, listening, stop))
     try:
         done, _ = await asyncio.wait({*work, serving}, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -150,13 +146,6 @@ async def monitor(
         for task in (*work, *hints):
             task.cancel()
         await asyncio.gather(*work, *hints, stopping, serving, return_exceptions=True)
-
-
-def announce(settings: Settings, url: str) -> None:
-    """Tell where the pages are: in the log, and in the file that was asked for."""
-    log.info("monitor.serving", url=url)
-    if settings.monitor.url_file is not None:
-        write_whole(settings.monitor.url_file, url.encode())
 
 
 def routes_of(watched: MonitoredRun | None, feed: Feed) -> list[BaseRoute]:
@@ -176,39 +165,30 @@ async def follow(watched: MonitoredRun, settings: Settings) -> None:
         tasks.create_task(poll_disks(watched, mine.disks))
         tasks.create_task(poll_certificates(watched, settings.broker.url))
         tasks.create_task(poll_nodes(watched, (settings.broker.url, *settings.broker.bulk)))
-        async with _open_bus(settings) as bus:
+        bus = await _open_bus(settings)
+        try:
             tasks.create_task(_echo(bus, watched, settings))
             await _follow_foundings(bus, watched)
+        finally:
+            await bus.close()
 
 
-@asynccontextmanager
-async def _open_bus(settings: Settings) -> AsyncIterator[Bus]:
-    """Yield the bus, however long the broker lets us wait; what trying again cannot heal is raised."""
+async def _open_bus(settings: Settings) -> Bus:
+    """Return the bus, however long the broker lets us wait; what trying again cannot heal is raised."""
     while True:
         try:
-            bus = await open_bus(settings.broker.url, settings.run, name="monitor", options=bus_options(settings))
-            break
+            return await open_bus(settings.broker.url, settings.run, name="monitor", options=bus_options(settings))
         except BrokerUnavailable as error:
             log.warning("broker.awaited", reason=str(error))
-    try:
-        yield bus
-    finally:
-        await bus.close()
 
 
 async def _echo(bus: Bus, watched: MonitoredRun, settings: Settings) -> None:
     while True:
-        if await _broker_answers(bus):
-            watched.answered_s = watched.clock.monotonic()
-            show_life(settings.health_file)
+        with contextlib.suppress(AtollError):
+            if await bus.reach(REACH_S):
+                watched.answered_s = watched.clock.monotonic()
+                show_life(settings.health_file)
         await asyncio.sleep(TOUCH_S)
-
-
-async def _broker_answers(bus: Bus) -> bool:
-    try:
-        return await bus.reach(REACH_S)
-    except AtollError:
-        return False
 
 
 async def _follow_foundings(bus: Bus, watched: MonitoredRun) -> None:

@@ -12,12 +12,9 @@ Nothing here ends the monitor once it serves: a sink that fails is logged once a
 full costs lines (`atoll_monitor_dropped_lines_total`). Files are written in one thread, in the order of what they hold.
 
 A sink gets curves: W&B (offline), TensorBoard, trackio; each is an extra, loaded when a setting names it. All write files on
-this machine and speak to nobody (`wandb sync` sends W&B's afterwards). Their step is the number of tokens that the run has
-trained, so that curves of runs lie over each other. A sink has one curve a tag, `learner_loss/a` or
-`round_phase_seconds_sum/merge`: the values of the labels without their names and without the run. Buckets of histograms are
-no curves. It holds one founding of a run, under a name of its own (`RUN-1a2b3c4d`), and goes on under it when the monitor
-begins anew. A run that is founded anew under the same id is another run: the sinks of the former one end, and it has sinks of
-its own.
+this machine and speak to nobody. Their step is the number of tokens that the run has trained. A sink has one curve a tag,
+`learner_loss/a` or `round_phase_seconds_sum/merge`: the values of the labels without their names and without the run. It holds
+one founding of a run, under a name of its own (`RUN-1a2b3c4d`), and goes on under it when the monitor begins anew.
 """
 
 from __future__ import annotations
@@ -299,26 +296,28 @@ class RecordKeeper:
             return
         if self._nonce != sample.record.nonce:
             self._end_sinks()
-            self._nonce, self._step, self._sinks = sample.record.nonce, -1, self._begin_sinks(sample.record)
+            self._nonce, self._step = sample.record.nonce, -1
+            self._begin_sinks(sample.record)
         if sample.tokens < self._step:
             return  # a sink takes no step back, and a view that forgets the oldest lives of a learner knows fewer tokens
         self._step = sample.tokens
         for name, sink in list(self._sinks.items()):
-            try:
+            with self._leave_alone_if_failed(name):
                 sink.log(sample.tokens, sample.values)
-            except Exception as error:  # noqa: BLE001  (whatever a library raises)
-                log.warning("sink.failed", sink=name, reason=str(error))
-                del self._sinks[name]
 
-    def _begin_sinks(self, record: RunRecord) -> dict[str, MetricSink]:
+    def _begin_sinks(self, record: RunRecord) -> None:
         config: dict[str, Any] = msgspec.to_builtins(record.protocol)
-        found: dict[str, MetricSink] = {}
         for name in self._settings.sinks:
-            try:
-                found[name] = SINKS[name](self._folder, sink_name(record), config)
-            except Exception as error:  # noqa: BLE001  (whatever a library raises)
-                log.warning("sink.failed", sink=name, reason=str(error))
-        return found
+            with self._leave_alone_if_failed(name):
+                self._sinks[name] = SINKS[name](self._folder, sink_name(record), config)
+
+    @contextlib.contextmanager
+    def _leave_alone_if_failed(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  (whatever a library raises)
+            log.warning("sink.failed", sink=name, reason=str(error))
+            self._sinks.pop(name, None)
 
     def _make_tracer(self) -> RoundTracer | None:
         if not self._settings.traces:
@@ -334,11 +333,9 @@ class RecordKeeper:
         self._end_sinks()
 
     def _end_sinks(self) -> None:
-        for name, sink in self._sinks.items():
-            try:
+        for name, sink in list(self._sinks.items()):
+            with self._leave_alone_if_failed(name):
                 sink.close()
-            except Exception as error:  # noqa: BLE001  (whatever a library raises)
-                log.warning("sink.failed", sink=name, reason=str(error))
         self._sinks = {}
 
 

@@ -1,9 +1,6 @@
-"""Runs beside each other: one row a run, its sums only.
+"""Runs beside each other, one row a run: of reports (`atoll report compare`), and of runs as `atoll dashboard` knows them.
 
-`atoll report compare` prints rows of reports. The page of `atoll dashboard` shows rows of runs as it knows them, also of those
-that go on.
-
-A report of an earlier release, or of a baseline, lacks some figures: they are None, and a table shows a dash.
+The report of a baseline lacks some figures: they are None, and a table shows a dash.
 """
 
 from __future__ import annotations
@@ -33,15 +30,13 @@ class ComparedRun:
 
     Attributes:
         path: the report that was read; empty for a run that was not read from one.
-        run: the name of the run; `with_distinct_names` makes it differ from those of the others.
         ended: how it ended, or its state while it goes on.
         bits_per_byte: of the merged model at the end, on held-out text.
         goodput: share of the learners' time spent stepping, 0..1.
         bytes_per_token: wire of the learners' links, both ways, over the tokens trained.
-        tokens_per_s: tokens trained over `wall_s`.
         faults: learners and shards that were lost, and incarnations put into quarantine.
         model: the size of the reference model by its name, or its layers and width.
-        optimizer, rate, schedule: the inner optimizer of the reference learner, its rate after the warm-up, its schedule.
+        optimizer, rate, schedule: of the reference learner; its rate is that after the warm-up.
     """
 
     path: str
@@ -70,7 +65,7 @@ class ComparedRun:
 
 
 class Validation(msgspec.Struct):
-    """The compared figure of the merged model's evaluation."""
+    """Evaluation of the merged model."""
 
     final_bits_per_byte: Figure | None = None
 

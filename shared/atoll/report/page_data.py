@@ -4,12 +4,10 @@
     History, PageFacts ──┼──► curves_of ─┼─► JSON ──► every viewer
                          └──► causes_of ─┘
 
-All three are pure, and the same for a live run, for one that is over, for a saved one, and for the page of a report. A view has
-no clock: `PageFacts` bring the moment, by two clocks, and what the run's processes agreed on; silence is judged by them, the
-same for every panel.
-Times in the JSON are seconds since the run began (`began_s`, its founding), so that runs can be laid over each other.
-Whatever has a length that peers decide is cut: `LEARNERS_MAX`, `FRAGMENTS_MAX`, `ROUNDS_MAX`. Sums go on over everything, and
-`left_out` says how much is not shown.
+All three are pure, and the same for a live run, one that is over, a saved one, and the page of a report. A view has no clock:
+`PageFacts` bring the moment, by two clocks, and what the run agreed on; silence is judged by them, the same for every panel.
+Times in the JSON are seconds since the run began (`began_s`, its founding). Whatever has a length that peers decide is cut;
+sums go on over everything, and `left_out` says how much is not shown.
 """
 
 from __future__ import annotations

@@ -122,8 +122,8 @@ async def fetch_frame(bus: Bus, run: RunRecord, head: Head, held: GlobalFragment
     If the caller has `held` the fragment at an earlier version, and only deltas were added since, only those are read.
 
     Raises:
-        BlobGone: the frame vanished faster than it could be read, several times; or the head is older than `held`, which
-            only that of a run that was rebuilt meanwhile is.
+        BlobGone: the frame vanished faster than it could be read, several times; or the head is older than `held`, as after a
+            rebuild of the run.
     """
     return (await fetch_frame_and_head(bus, run, head, held))[1]
 

@@ -150,10 +150,7 @@ def push_id(line: RoundLine, share: Contributor) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ServedTenure:
-    """The time of one owner of a shard, by its `serving` event at `from_s`.
-
-    `former_s` is the last sign of the owner before, None for the first one; `closed` says that this one had closed its ledger.
-    """
+    """The time of one owner of a shard; `former_s` is the last sign of the former, `closed` whether it closed its ledger."""
 
     shard: str
     from_s: float
@@ -296,26 +293,20 @@ def _date(at_s: float) -> datetime:
 
 @dataclass
 class History:
-    """The state of a run as far as heard, and its events in order, by kind.
+    """The state of a run as far as heard, and the newest events of each kind in order; sums and counts are over the whole run.
 
     Attributes:
-        learners, hosts: what is known of each process, from heartbeats and events.
         fragments: the newest commit of each; `open_rounds` are those of fragments that were called again.
-        rounds, joined, left, refused, quarantined, filled, tenures, samples: the newest events of a kind.
-        validations: with `token_fragments_merged` of what was measured; if it does not say so, before it in the event log.
-        sums, refused_by_reason, junk and the counts below: sums over the whole run.
         merged: the names of all learners of which a contribution was merged.
         sighted: the shards whose owner has written other things than rounds: a sample of its presence, or why a round waits.
-        ledgers: the newest closing ledger of each shard. `closed` are the shards that have closed theirs, and that nobody has
-            served since.
-        marks: faults, recoveries and changes; `faults` counts all of them.
+        ledgers: the newest closing ledger of each shard; `closed` are the shards that nobody has served since.
+        marks: faults, recoveries and changes; `faults` counts all of these.
         last_contributions: by fragment and learner.
         recent: samples of heartbeats, by learner, finer than those of the event log.
         signs: by learner, of the incarnation that joined last.
-        began_s, newest_s: the times of the first and of the newest event; `last_s` by writer, where that of a shard knows the
-            samples of its owner's presence as well.
+        began_s, newest_s: of the first and the newest event; `last_s` by writer, of a shard also by its owner's presence.
         pauses: times in which nobody wrote anything until a process began anew: the whole run was stopped.
-        run_tokens: the run's count by its shards' word: the tokens merged in the fragment that is the furthest.
+        run_tokens: the tokens merged in the fragment that is the furthest.
         unreadable: messages that no correct peer sends; `strange` has them by writer.
         passed_over: messages of learners for which there was no room.
         virtual: whether the run was simulated.
@@ -382,11 +373,7 @@ class History:
                 return
 
     def read_file(self, path: Path) -> None:
-        """Read the event log that a saved run has left (`atoll.run.folder`).
-
-        Raises:
-            SettingsError: the file cannot be read.
-        """
+        """Read the event log of a saved run; raise `SettingsError` if the file cannot be read."""
         for event in saved_events(path):
             if event is None:
                 self.unreadable += 1

@@ -1,8 +1,8 @@
 """The ledger of a run as the broker has it now: where every token went.
 
-Every head names its fragment ledger. Every lease carries what its owner last heard from the learners. Member records
-say which incarnations are over. Together they are the ledger of the whole run. They hold durable facts only: a
-contribution that a process still works on counts as queued, and tokens that no learner has pushed yet count as open.
+Every head names its fragment ledger, every lease carries what its owner last heard from the learners, and member records say
+which incarnations are over. They hold durable facts only: a contribution that a process still works on counts as queued, and
+tokens that no learner has pushed yet count as open.
 """
 
 from __future__ import annotations
@@ -72,15 +72,16 @@ class IncarnationAccount:
 async def read_lives(bus: Bus, run: RunRecord) -> list[IncarnationAccount]:
     """Return every incarnation of the run with its account, by learner and number."""
     ledger = await read_ledger(bus, run)
-    newest = await read_members(bus, run.subjects)
+    members = await read_members(bus, run.subjects)
     ended = (await recorded_progress(bus, run)).over
     lives = former_of(ledger)
     for name in sorted(ledger.accounts, key=split_life):
         account, (learner, number) = ledger.accounts[name], split_life(name)
-        member = newest.get(learner)
-        newest_of_its = member is not None and member.incarnation == number
-        over = account.left or (newest_of_its and member is not None and member.left)
-        there = newest_of_its and not ended  # nobody hears it any more
+        member = members.get(learner)
+        if member is not None and member.incarnation != number:
+            member = None
+        over = account.left or (member is not None and member.left)
+        there = member is not None and not ended  # nobody hears it any more
         lives.append(IncarnationAccount(name, account, "left" if over else "present" if there else "died"))
     return lives
 

@@ -1,13 +1,11 @@
 """The byte ledger of a run: the traffic of every link, sums, and what data-parallel training would have moved.
 
 A learner's links are those of all its incarnations. A synchronizer process is named by the shards it has owned;
-processes that owned the same ones, one after the other, are one row. Learners' links are the wide area: if broker and
-synchronizers stand in one hub, nothing else leaves it. So bytes per token are given over learners' links and over all
-links, each with the bytes in both directions. Data-parallel's ring is counted the same way, over the links of its M
-sites.
+processes that owned the same ones, one after the other, are one row. Learners' links are the wide area, so bytes per token are
+given over these and over all links, both ways. Data-parallel's ring is counted the same way, over the links of its M sites: the
+learners that trained, with the mean number of tokens of their steps.
 
-Only incarnations with known bytes count, in bytes and in tokens alike. M is the number of learners that trained. A step
-has the mean number of tokens of their steps. An unknown number is None, never 0.
+Only incarnations with known bytes count, in bytes and in tokens alike. An unknown number is None, never 0.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Reads the merged model: the newest values of every fragment, and their average where the run keeps one.
 
-Fragments are at different versions while a run goes on; `versions_min` and `versions_max` say how far apart. The
-average (`atoll.merge.global_update`) is in the outer state that the same head names. A commit removes that state at
-once, not one version later as for frames. So if the fragment moves on during a read, the reader begins again with the
-newer head.
+Fragments are at different versions while a run goes on. The average (`atoll.merge.global_update`) is in the outer state that
+the same head names. A commit removes that state at once, not one version later as for frames: if the fragment moves on during a
+read, the reader begins again with the newer head.
 """
 
 from __future__ import annotations

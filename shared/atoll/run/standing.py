@@ -7,17 +7,14 @@ training   versions are made, or may be soon: a quorum of learners trains and ev
 waiting    something is missing; `waits_for` names all of it
 
 Every process writes into the event log twice a minute. If nothing is written although learners are heard, the broker carries
-messages and stores none: its disk is full. All fragments are called equally often. If one has no version among so many rounds
-that each should have several, nothing more comes of it: where a run lies on several brokers, one of them is away or full.
+messages and stores none: its disk is full. If a fragment has no version among so many rounds that each should have several, one
+of the run's brokers is away or full. Heartbeats alone are no training: where none of the last intervals made a version although
+a quorum trains, the run waits for one, and what its oldest open round waits for is named.
 
-Heartbeats alone are no training. Where none of the last intervals made a version although a quorum trains, the run waits for
-one, and what its oldest open round waits for is named.
+A learner that has not left and is not heard is *unheard*. A run trains on without it, so it is no reason to wait.
 
-A learner that has not left and is not heard is *unheard*: its process is gone, or its region is cut off. A run trains on
-without it, so it is no reason to wait; `unheard` names it, with for how long, until it is back, has left or the run is over.
-
-`RunStatus` is the same for programs: its JSON schema is made from it. Seconds and bytes are named in the fields, None stands
-for what is not known. Fields may be added; none is renamed or removed as long as `schema` stays the same.
+`RunStatus` is the same for programs: its JSON schema is made from it. None stands for what is not known. Fields may be added;
+none is renamed or removed as long as `schema` stays the same.
 """
 
 from __future__ import annotations

@@ -8,10 +8,9 @@ A bound stops what would fill a disk without an end; it is no plan of the disk (
 
 The largest of the three is the bound of each, with a third to spare, and never less than `BYTES_MIN`.
 
-One bound for all would be one learner's to fill. So each has a *share* of the chunks, in messages, since a broker counts
-those by subject and bounds the size of each: of each fragment `SHARE` contributions, the newest that it stored. That is twice
-what an honest one has waiting: the rest of it are pushes that it has given up. The owner of shard 0 removes what is beyond
-(`ChunkShares`), and all that lies at fragments which the run does not have.
+One bound for all would be one learner's to fill. So each has a *share* of the chunks, in messages: of each fragment the newest
+`SHARE` contributions, twice what an honest one has waiting. The owner of shard 0 removes what is beyond (`ChunkShares`), and
+all that lies at fragments which the run does not have.
 """
 
 from __future__ import annotations

@@ -3,16 +3,14 @@
 For a whole run this is the only definition. Live views estimate it from heartbeats (`atoll.run.history`), curves from samples
 (`atoll.run.curves`).
 
-    present     from the beginning of a learner's first start to its farewell. A loop of somebody's own starts when it calls
-                `join`, unless it says for how long it had been starting before. Between a death and the next start it counts
+    present     from the beginning of a learner's first start to its farewell. Between a death and the next start it counts
                 as present: that time is lost. Between a farewell and the next start it does not, nor while the whole run
                 was stopped.
     stepping    its inner steps x its median step time, at most the time present; 0 in a run that never made a version.
 
-The report, the page, `atoll why goodput`, `atoll what-if` and the shares of time lost (`atoll.story.slowness`) rest on it, so
-their figures agree.
-A learner that died and never came back was present until the last sign of it. One whose beginning or step time the event log
-does not tell has no part in it.
+The report, the page, `atoll why goodput`, `atoll what-if` and the shares of time lost rest on it, so their figures agree. A
+learner that died and never came back was present until the last sign of it. One whose beginning or step time the event log does
+not tell has no part in it.
 
 A learner's *share* of a run (`LearnerShare`) is its part of the weight, how it agrees with the others, and how fast it and its
 link are: medians over its merged contributions, so a single odd round does not matter. It is compared with the median of the
@@ -200,14 +198,14 @@ class TimePresent:
 
 @dataclass(frozen=True, slots=True)
 class RunGoodput:
-    """The seconds of all learners; `share` is the goodput, 0..1, None where the event log tells of no learner's time."""
+    """The seconds of all learners."""
 
     present_s: float
     stepping_s: float
 
     @property
     def share(self) -> float | None:
-        """Return the goodput."""
+        """Return the goodput, 0..1; None where the event log tells of no learner's time."""
         return self.stepping_s / self.present_s if self.present_s > 0.0 else None
 
 

@@ -2,10 +2,9 @@
 
     call ──► contributions ──► commit ──► head ──► adoption
 
-The sentences on why a round waited are those of `atoll.run.decisions`; this module puts them beside the measurements, and
-joins the causes to a chain. A shard knows nothing of the time before its present owner: that time is told from its outages
-(`atoll.story.lives`). Times of a round are by its shard's clock, those of an adoption by its learner's: two machines'
-clocks differ. Where an event of an earlier release lacks a fact, the story says that the event log does not tell.
+The sentences on why a round waited are those of `atoll.run.decisions`. A shard knows nothing of the time before its present
+owner: that time is told from its outages. Times of a round are by its shard's clock, those of an adoption by its learner's.
+Where an event lacks a fact, the story says that the event log does not tell.
 """
 
 from __future__ import annotations
