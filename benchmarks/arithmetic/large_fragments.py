@@ -35,7 +35,7 @@ from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import Push
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.heads import read_head
-from atoll.settings import LearnerSettings
+from atoll.settings.sections import LearnerSettings
 from atoll.wire.messages import Beat, Member, RunRecord, encode
 from atoll.wire.subjects import Subjects
 from benchmarks.lib.compiled import compile_kernels, read_only

@@ -44,7 +44,7 @@ from atoll.protocol.shard import Shard
 from atoll.run.heads import GlobalFragment
 from atoll.run.history import History
 from atoll.run.ledger import read_fragment_ledger
-from atoll.settings import ArchiveSettings
+from atoll.settings.sections import ArchiveSettings
 from atoll.wire import messages
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import RunRecord, decode, encode

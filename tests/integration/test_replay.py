@@ -24,7 +24,7 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.run.delta_chain import digest_of_values
 from atoll.run.heads import read_heads
 from atoll.run.record import read_run
-from atoll.settings import ArchiveSettings
+from atoll.settings.sections import ArchiveSettings
 from atoll.wire.messages import Head, RunRecord
 from atoll.wire.subjects import Subjects
 from support.memory_world import MemoryWorld, parameters, settings

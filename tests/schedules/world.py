@@ -33,7 +33,7 @@ from atoll.protocol.ledger import Ledger, close_together, settle
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.history import History
 from atoll.run.watch import Watch
-from atoll.settings import ArchiveSettings
+from atoll.settings.sections import ArchiveSettings
 from atoll_synchronizer.process import Host, wait_for_run
 from atoll_synchronizer.region_service import RegionService
 from schedules.archive import MemoryArchive

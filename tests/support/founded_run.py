@@ -27,7 +27,7 @@ from atoll.protocol.ledger import FragmentLedger, Ledger, SettledPushes
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.delta_chain import read_version
 from atoll.run.heads import read_heads
-from atoll.settings import ArchiveSettings
+from atoll.settings.sections import ArchiveSettings
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Head, Lease, RunRecord, encode
 from atoll.wire.subjects import Subjects

@@ -24,7 +24,7 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.run.heads import read_heads
 from atoll.run.merged_model import MergedModel, read_merged
 from atoll.run.record import read_run
-from atoll.settings import ArchiveSettings
+from atoll.settings.sections import ArchiveSettings
 from atoll.wire.events import event_of
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.process import serve_run

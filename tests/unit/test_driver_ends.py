@@ -11,7 +11,7 @@ from atoll.base.clock import SystemClock
 from atoll.base.errors import AccessDenied, AtollError, BrokerUnavailable
 from atoll.bus.memory import MemoryBroker, MemoryBus, MemoryConsumer
 from atoll.bus.subscriptions import BufferedSubscription
-from atoll.settings import ArchiveSettings
+from atoll.settings.sections import ArchiveSettings
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.process import Host
 from atoll_synchronizer.region_service import RegionService

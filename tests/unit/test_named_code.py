@@ -23,7 +23,8 @@ from atoll.local.options import UpPlan, plan
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.folder import EMBEDDED, RunFile, RunFolder
 from atoll.run.record import read_run
-from atoll.settings import ArchiveSettings, load
+from atoll.settings import load
+from atoll.settings.sections import ArchiveSettings
 from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer import process

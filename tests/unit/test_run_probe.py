@@ -13,7 +13,7 @@ from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.membership import claim, publish_origin
 from atoll.protocol.events import ContributionArrived, Fact, Refuse
 from atoll.protocol.shard import Shard
-from atoll.settings import ArchiveSettings
+from atoll.settings.sections import ArchiveSettings
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Beat, Contribution, Rebuilt, RunRecord, encode
 from atoll.wire.subjects import Subjects

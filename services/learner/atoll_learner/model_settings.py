@@ -25,7 +25,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from atoll.base.errors import CheckpointError, SettingsError
-from atoll.settings import section_error
+from atoll.settings.errors import section_error
 from atoll_learner.data.tokenizer import BYTES
 from atoll_learner.model_config import CONFIG, dimensions_of, family_of, read_config, unsupported
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 
 from atoll.base.errors import SettingsError
-from atoll.settings import section_error
+from atoll.settings.errors import section_error
 from atoll_learner.model_settings import ModelSettings
 
 SEQUENCE_MAX = 1024

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from atoll.base.errors import SettingsError
 from atoll.bus.options import DEFAULTS
-from atoll.settings import section_error
+from atoll.settings.errors import section_error
 from atoll.wire.limits import CHUNK_BYTES
 from atoll_simulator.links import LinkShape
 

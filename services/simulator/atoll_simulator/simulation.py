@@ -37,7 +37,7 @@ from atoll.run.history import History
 from atoll.run.merged_model import MergedModel, read_merged
 from atoll.run.record import read_run
 from atoll.run.watch import Watch
-from atoll.settings import ArchiveSettings
+from atoll.settings.sections import ArchiveSettings
 from atoll.wire.events import EVALUATOR, RoundEvent, event_of, fields_of, log_entry
 from atoll.wire.messages import RunRecord, encode
 from atoll.wire.subjects import Subjects

@@ -40,7 +40,7 @@ from atoll.protocol.recorder import fact_line, first_line
 from atoll.protocol.shard import Shard
 from atoll.run.delta_chain import digest_of_values, keyframe_of
 from atoll.run.record import read_members, readable
-from atoll.settings import ArchiveSettings
+from atoll.settings.sections import ArchiveSettings
 from atoll.wire.blobs import BlobRef, Cut, Pieces, Upload, ref_of
 from atoll.wire.messages import Contribution, Head, RunRecord
 from atoll_synchronizer.store import Holding, ShardStore

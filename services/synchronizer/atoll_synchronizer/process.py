@@ -42,7 +42,8 @@ from atoll.protocol.recorder import FactRecorder
 from atoll.protocol.settings import NESTEROV
 from atoll.run.heads import read_heads
 from atoll.run.record import check_known, read_run, the_run
-from atoll.settings import ArchiveSettings, Settings, bus_options
+from atoll.settings import Settings, bus_options
+from atoll.settings.sections import ArchiveSettings
 from atoll.wire.events import HostedEvent
 from atoll.wire.messages import Presence, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects, region_name

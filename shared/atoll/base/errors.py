@@ -48,17 +48,15 @@ _NEXT_ADDRESS: Final = re.compile(r"""(?<=,)(?=['"]?\w[\w+.-]*://)""")
 
 
 class AtollError(Exception):
-    """Root of the tree.
+    """Root of the tree: `what` happened, what was `got`, what is `allowed`, what `todo`.
 
-    A message says what was wrong, what was got, what is allowed and what to do. There is one way to tell an error
-    (`parts`): `text_of` for a terminal, the parts as they are for a JSON log (`atoll.base.exits`), `on_one_line` for a
-    reason inside another log line. A command line prints no traceback and leaves with `exit_code`.
+    `text_of` tells the parts to a terminal, a JSON log holds them as they are, `on_one_line` makes a reason inside another log
+    line. A command line prints no traceback and leaves with `exit_code`.
     """
 
     exit_code = 1
 
     def __init__(self, what: str, *, got: object = None, allowed: object = None, todo: str | None = None) -> None:
-        """Keep the four parts as fields: `what` happened, what was `got`, what is `allowed`, what `todo`."""
         self.what = what
         self.got = got
         self.allowed = allowed
@@ -66,7 +64,7 @@ class AtollError(Exception):
         super().__init__(self.explain())
 
     def parts(self) -> dict[str, str]:
-        """Return the parts that are known, in order: what a JSON log holds of an error. No URL in them shows a password."""
+        """Return the parts that are known, in order; no URL in them shows a password."""
         parts = {"what": self.what, "got": self.got, "allowed": self.allowed, "todo": self.todo}
         return {name: redact(str(part)) for name, part in parts.items() if part is not None}
 
@@ -155,7 +153,6 @@ class SettingsError(UserError):
     def __init__(
         self, what: str, *, got: object = None, allowed: object = None, todo: str | None = None, setting: str = ""
     ) -> None:
-        """Keep `setting` beside the four parts of the message."""
         self.setting = setting
         super().__init__(what, got=got, allowed=allowed, todo=todo)
 
@@ -255,7 +252,6 @@ class FrameRejected(PeerMisbehaved):
     """A tensor frame is malformed, oversized or not finite. `reason` is a short stable word for counters."""
 
     def __init__(self, reason: str, what: str, *, got: object = None, allowed: object = None) -> None:
-        """Keep `reason` beside the four parts of the message."""
         self.reason = reason
         super().__init__(what, got=got, allowed=allowed)
 

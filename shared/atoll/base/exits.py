@@ -1,9 +1,8 @@
 """How a program of ours ends: what is no bug of ours becomes one message on standard error and an exit code.
 
-When all is said and done, the operating system takes a process back in a moment. Python first clears its modules and collects
-their objects, which is more than a second of a core for a program with JAX in it. A program that another one of ours has
-started leaves that out (`run_program`). Threads that are no daemons have ended by then, and handlers of `atexit` that were
-registered since it began have run.
+Python clears its modules and collects their objects at the end: more than a second of a core for a program with JAX in it. A
+program that another one of ours has started leaves that out (`run_program`). Threads that are no daemons have ended by then,
+and handlers of `atexit` that were registered since it began have run.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ log = get(__name__)
 def run_program(call: Callable[[], Any]) -> None:
     """Call what is the whole of a program that our own programs start, and end the process.
 
-    An error that nobody has turned into an exit code ends it as Python does, and so does `end_as_python_does`. Not for what a
-    person types: what their tools have registered before us would not run.
+    Not for what a person types: what their tools have registered before us would not run.
     """
     codes: list[int] = []
     # The last registered runs first, so whatever `call` loads comes to its end before this.
@@ -56,10 +54,7 @@ def end_as_python_does() -> None:
 
 
 def leave_in_order_on_term() -> None:
-    """Let SIGTERM end this program as `sys.exit` does, so that what it has begun to write is removed again.
-
-    For a command that does one thing in the main thread; services have handlers of their own.
-    """
+    """Let SIGTERM end this command as `sys.exit` does, so that what it has begun to write is removed again."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(SIGNALLED + number))
 
 
@@ -73,10 +68,9 @@ def note_term() -> Callable[[], bool]:
 class StopSignals:
     """SIGTERM and SIGINT from now on, as something that the main thread waits for; for the rest of the process.
 
-    A handler runs in the main thread between two of its steps, so also where `threading.Event.wait` holds the lock of its event
-    for a moment. There `Event.set` would wait for that lock, and the process for itself, for ever. `queue.SimpleQueue` of
-    Python 3.11 was seen to keep a signal that came at such a moment to itself. A byte in a pipe has no lock: the handler writes
-    it, and the main thread waits until there is one.
+    A handler runs in the main thread between two of its steps, also where `threading.Event.wait` holds the lock of its event:
+    there `Event.set` would wait for ever. `queue.SimpleQueue` of Python 3.11 was seen to lose a signal at such a moment. A byte
+    in a pipe has no lock.
     """
 
     def __init__(self) -> None:
@@ -86,7 +80,7 @@ class StopSignals:
             signal.signal(number, self._on_signal)
 
     def wait(self, timeout_s: float) -> bool:
-        """Return True once one has come, False if none has within `timeout_s`; each is told once."""
+        """Return whether one has come within `timeout_s`; each is told once."""
         if not select.select([self._reader], [], [], timeout_s)[0]:
             return False
         os.read(self._reader, 1)
@@ -99,7 +93,6 @@ class StopSignals:
 
 
 def _leave(codes: list[int]) -> None:
-    """End this process with the code that is known, once its standard streams and handlers of logs have written all."""
     if not codes:
         return
     try:
@@ -113,11 +106,8 @@ def _leave(codes: list[int]) -> None:
 
 
 def run_guarded(call: Callable[[], Any]) -> None:
-    """Call, and turn every expected error into one message and an exit code.
-
-    SIGUSR1 asks a service for its last facts (`atoll.base.fact_dumps`). It would end a program that keeps none, so here it does
-    nothing; a service sets its own handler.
-    """
+    """Call, and turn every expected error into one message and an exit code."""
+    # It asks a service, which sets its own handler, for its last facts (`atoll.base.fact_dumps`), and would end a program.
     if hasattr(signal, "SIGUSR1"):
         signal.signal(signal.SIGUSR1, lambda *_: None)
     try:
@@ -143,7 +133,6 @@ def run_guarded(call: Callable[[], Any]) -> None:
 
 
 def _translate(error: Exception) -> AtollError | None:
-    """Return what an error of Python's means that is no bug of ours: a part that is not installed, a full disk."""
     if isinstance(error, ModuleNotFoundError):
         return missing_extra(error)
     if not is_full(error) or _speaks_json():  # a log of a service tells better where it was
@@ -166,7 +155,6 @@ def silence_stdout() -> None:
 
 
 def _run_and_flush(call: Callable[[], Any]) -> None:
-    """Call, and write out what was printed: where that fails it is still ours to tell."""
     ended: SystemExit | None = None
     try:
         _unwrap_group(call)
@@ -179,14 +167,13 @@ def _run_and_flush(call: Callable[[], Any]) -> None:
 
 
 def _unwrap_group(call: Callable[[], Any]) -> None:
-    """Call; if tasks end by errors of ours, and by no other, raise the first alone: it has ended the others' work."""
     try:
         call()
     except ExceptionGroup as group:
         errors = list(errors_in(group))
         if not all(isinstance(each, AtollError) for each in errors):
             raise
-        raise errors[0] from group
+        raise errors[0] from group  # the first has ended the others' work
 
 
 def last_word_in(line: str) -> str:

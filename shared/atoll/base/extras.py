@@ -1,16 +1,4 @@
-"""Which extra brings a package that is not installed: the smallest one that makes what was asked for work.
-
-    pip install atoll                    broker, runs, top, status, tap, fates, why, export, merging; `read_model`;
-                                         `atoll.join` for a loop with NumPy arrays
-    pip install 'atoll[island]'          JAX: `atoll.join` for a loop in JAX
-    pip install 'atoll[keras]'           JAX and Keras: `atoll.keras`
-    pip install 'atoll[synchronizer]'    numba: merging and encoding of large fragments, several times faster
-    pip install 'atoll[learner]'         the reference learner: JAX, numba, flax, optax and orbax
-    pip install 'atoll[simulator]'       `atoll sim`
-    pip install 'atoll[monitor]'         `atoll monitor`: metrics and pages of a run over HTTP
-    pip install 'atoll[wandb]', 'atoll[tensorboard]', 'atoll[trackio]'      where `atoll monitor` may write curves, too
-    pip install 'atoll[traces]'          its traces of rounds for OpenTelemetry
-    pip install 'atoll[bpe]', 'atoll[parquet]'      byte-pair vocabularies; tables as text
+"""The extra that brings a package which is not installed: the smallest one that makes what was asked for work.
 
 Several extras bring JAX: the island's is named, unless a service of ours asked for it; then that service's.
 """

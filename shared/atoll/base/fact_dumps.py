@@ -1,10 +1,9 @@
-"""Where the last facts of a process's machines go when something fails, or when somebody asks for them (SIGUSR1).
+"""Dumps of the last facts of a process's machines, when something fails or somebody asks for them (SIGUSR1).
 
 A machine's recorder (`atoll.protocol.recorder`) keeps the facts; this writes them to files that `atoll replay` reads:
 
     <folder>/facts-<machine>-<process id>-<number>.jsonl        the newest `FILES_MAX` files of the folder stay
 
-`policy.folder` is set once by a process; without it the files go to `atoll-facts` where the system keeps temporary files.
 Writing a dump never raises: it happens while something else fails already.
 """
 
@@ -43,7 +42,7 @@ class Recorded(Protocol):
 
 @dataclass(slots=True)
 class DumpPolicy:
-    """Where this process writes; None for the system's own place."""
+    """The folder that this process writes to; None for `atoll-facts` where the system keeps temporary files."""
 
     folder: Path | None = None
 
@@ -110,7 +109,6 @@ def dump_on_signal() -> None:
 
 
 def _write(path: Path, lines: Iterator[bytes]) -> None:
-    """Write lines up to the bound; a dump that is cut off ends with a whole line."""
     left = DUMP_BYTES_MAX
     with path.open("xb") as file:
         path.chmod(0o600)

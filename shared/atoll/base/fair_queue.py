@@ -1,7 +1,6 @@
 """A bounded queue that many senders fill: beyond the bound, the sender that has most in it loses its oldest entry.
 
-A bound that all senders share, with the oldest entry of all lost, lets one of them push out what the others have said. Here who
-writes without end loses its own.
+If the oldest entry of all were lost, one sender could push out what the others have said.
 """
 
 from __future__ import annotations

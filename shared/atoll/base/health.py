@@ -1,12 +1,11 @@
 """Health as a file: a living service touches it, and its age shows whether the service still lives.
 
-The check needs no port and no library: a container runs `atoll health`, and an orchestrator may look at the file itself.
-Every service of a run touches the file only while the broker answers it: a learner with each heartbeat that arrived, a
-synchronizer and an evaluator after an echo. So the file of a service that is cut off grows old.
+The check needs no port and no library (`atoll health`). Every service of a run touches the file only while the broker answers
+it, so the file of a service that is cut off grows old.
 
 An engine that is to bring containers back after a reboot of their host (`restart: unless-stopped`) starts them again whenever
-they end, also when they have finished. So a service that has finished does not end there (`rest`): it makes room for a small
-interpreter, this module, which goes on to say that all is well and ends at the first signal.
+they end, also when they have finished. So a service that has finished makes room for a small interpreter, this module, which
+goes on to say that all is well and ends at the first signal (`rest`).
 """
 
 from __future__ import annotations

@@ -77,8 +77,8 @@ def empty(elements: int) -> Vector:
 def room(size: int) -> bytearray | memoryview:
     """Return so many bytes of anything, for the caller alone: new ones if they are few, or more than a piece of a blob.
 
-    A piece arrives, is checked, put where it belongs and forgotten, a hundred times for a fragment. New memory for each would
-    be a quarter of what fetching costs. `ROOMS_KEPT` rooms are enough for a reader's two pages and the one in use.
+    New memory for each of a fragment's hundred pieces would be a quarter of what fetching costs. `ROOMS_KEPT` rooms are enough
+    for a reader's two pages and the one in use.
     """
     if not _ROOM_BYTES_MIN <= size <= ROOM_BYTES:
         return bytearray(size)
@@ -90,7 +90,6 @@ def room(size: int) -> bytearray | memoryview:
 
 
 def _keep(memory: mmap.mmap) -> None:
-    """Keep spent memory for the next taker, unless that is more than a process can spare."""
     try:
         kept_bytes = sum(map(len, _spent))
     except RuntimeError:  # another thread, or a collection of garbage, has just changed what is kept

@@ -1,8 +1,7 @@
 """Logs as events: one canonical line per unit of work, coloured text on a terminal and JSON elsewhere.
 
-Event names are constants of the form `noun.verb` and never carry values; values are keys. `configure` sets the keys that
-every line of a process carries (role, run, learner or shard), in all its threads. Standard-library loggers (nats, jax) go
-to the same stream. No line carries arrays or secrets.
+Event names are constants of the form `noun.verb`; values are keys. `configure` sets the keys that every line of a process
+carries, in all its threads. Standard-library loggers (nats, jax) go to the same stream. No line carries arrays or secrets.
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ Format = Literal["auto", "json", "console"]
 
 @dataclass(slots=True)
 class Outlet:
-    """How this process speaks: whether the error that ends it is one more line of its JSON log.
-
-    Before anybody has configured that, it is as the environment says: a wrong setting ends a container, too.
-    """
+    """How this process speaks: whether the error that ends it is a line of its JSON log; None until that is configured."""
 
     last_word_as_json: bool | None = None
 
@@ -136,11 +132,7 @@ def _as_configured(
     processors: Iterable[structlog.types.Processor],
     context: structlog.types.Context,
 ) -> structlog.types.BindableLogger:
-    """Return a bound logger as structlog is configured; where nobody has, one without debug lines, to standard error.
-
-    structlog would print to standard output, where a person's script or a verb's `--json` has its answer. It is not ours
-    to configure in a process that is not.
-    """
+    # Where nobody has configured structlog, it would print to standard output, where a script or `--json` has its answer.
     if structlog.is_configured():
         kind = structlog.get_config()["wrapper_class"]
     else:

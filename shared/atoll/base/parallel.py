@@ -1,19 +1,14 @@
 """Large work in parts, on all cores: the same bits with one thread or sixteen.
 
-`parts` cuts a vector at multiples of `PART` elements, wherever the work begins or ends and however many cores there are.
-Work on single elements does not see the cuts. Sums are taken per part, and the caller adds them in the order of the parts.
-So the number of threads changes the time and nothing else. A part also fits into a cache: do everything to one part
-before you go on to the next.
+`parts` cuts a vector at multiples of `PART` elements, wherever the work begins or ends and however many cores there are. Sums
+are taken per part and added in the order of the parts, so the number of threads changes the time and nothing else. A part also
+fits into a cache: do everything to one part before you go on to the next.
 
-`each` lets the calling thread take parts one after the other, and idle helper threads take parts too. The caller waits
-only for helpers that have begun, so many callers share the cores and none blocks another. Kernels run without the
-interpreter's lock. Below `SPREAD_ELEMENTS` the caller works alone, because waking a thread costs as much as folding
-tens of thousands of elements.
+`for_each` lets the calling thread take parts one after the other, and idle helper threads take parts too. The caller waits only
+for helpers that have begun, so many callers share the cores and none blocks another.
 
-`off_loop` keeps arithmetic beside an event loop, which answers no message while large work holds it up. Small work runs
-at once, because handing it to a thread costs about as much as folding the smallest fragments.
-
-There is nothing to configure: a process uses as many threads as it has cores. A forked child makes its own helpers.
+`off_loop` keeps arithmetic beside an event loop. Small work runs at once: handing it to a thread costs about as much as folding
+the smallest fragments. A forked child makes its own helpers.
 """
 
 from __future__ import annotations
@@ -42,10 +37,9 @@ def parts(start: int, stop: int) -> list[tuple[int, int]]:
 
 
 def for_each(work: Callable[[T], None], items: Iterable[T], elements: int) -> None:
-    """Do `work` with every item, in any order, and return when all is done; `elements` says how large they are together.
+    """Do `work` with every item, in any order; `elements` says how large they are together.
 
-    Raises:
-        Exception: what `work` raised; some items may then be left undone.
+    Raises what `work` raised; some items may then be left undone.
     """
     if elements < SPREAD_ELEMENTS:
         for item in items:
@@ -88,6 +82,5 @@ def cores() -> int:
 
 @functools.cache
 def _helpers(process: int) -> ThreadPoolExecutor | None:
-    """Return the threads that help in this process, None on a single core."""
     del process  # threads do not survive a fork
     return ThreadPoolExecutor(cores() - 1, thread_name_prefix="atoll-kernels") if cores() > 1 else None

@@ -1,13 +1,10 @@
 """JSON and TOML from outside become values that we can hold, or one kind of error.
 
-msgspec checks types and bounds. It raises errors of other kinds for bytes that are no text and for brackets that nest deeper
-than the interpreter's stack; a reader that catches only msgspec's would end. So every reader of JSON that a peer, a disk or an
-older process may have written parses it here.
+msgspec raises errors of other kinds for bytes that are no text and for brackets that nest deeper than the interpreter's stack.
+So every reader of JSON that a peer, a disk or an older process may have written parses it here.
 
 msgspec describes a type to itself when it meets it first. Two threads that meet one type at once end the process by a
-segmentation fault (msgspec 0.22, two islands that joined from two threads). So a type is met first under a lock.
-
-TOML is what people write: `parsed_toml` refuses what Python, or code that walks its tables, cannot hold.
+segmentation fault (msgspec 0.22). So a type is met first under a lock.
 """
 
 from __future__ import annotations

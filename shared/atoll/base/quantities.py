@@ -1,20 +1,16 @@
-"""One type for each quantity that a message or a record may hold: what it may look like, and how large it may be.
+"""One type for each quantity that a message or a record may hold: its form and its bound.
 
-A peer may claim anything. So every number, id and digest that comes from outside has one of these types, and decoding
-refuses what does not fit (`atoll.base.parsing`). Five rules follow from how the numbers are used:
+A peer may claim anything. So every number, id and digest that comes from outside has one of these types, and decoding refuses
+what does not fit (`atoll.base.parsing`). Five rules follow from how the numbers are used:
 
-* **A sum never leaves the bound that its readers check.** A sum over peers' claims saturates (`at_most`). If it did not,
-  two absurd claims would make a record that no process can read, and everything that waits for that record would stop.
-* **An id fits into a subject.** Subjects, filters of purges and file names are made of ids. An id with a wildcard or a
-  slash in it would name things of other peers.
-* **Text for people has no control and format characters**: nothing that a peer writes can move a cursor, or hold what
-  nobody sees. No id begins with a `-`.
-* **A number fits wherever a reader puts it.** Python's integers and JSON's floats have no end, and `float`, a date or a sum of
-  squares has. A float is finite and far from that end, a moment is one that a calendar has.
-
-* **A counter that its reader counts on from has room left.** A value that is valid while its successor is not would stop
-  everybody who reads it. Such a field of a record is marked `COUNTED`: of a peer's record half the bound is taken
-  (`atoll.base.parsing.exhausted_counter`), and a record beyond it is replaced like one that cannot be read.
+* **A sum never leaves the bound that its readers check.** A sum over peers' claims saturates (`at_most`): two absurd claims
+  would otherwise make a record that no process can read.
+* **An id fits into a subject**, a filter of a purge and a file name; no id begins with a `-`.
+* **Text for people has no control and format characters**: nothing that a peer writes can move a cursor, or hides.
+* **A number fits wherever a reader puts it.** A float is finite and so small that a sum of squares is, a moment is one that a
+  calendar has.
+* **A counter that its reader counts on from has room left.** Such a field is marked `COUNTED`: of a peer's record half the
+  bound is taken (`exhausted_counter`), and a record beyond it is replaced like one that cannot be read.
 
 Bounds leave room: the largest token count of one incarnation is a hundred times what the largest run of 2025 trained on.
 """

@@ -2,14 +2,10 @@
 
 nats-py may swallow a cancellation while a send is stalled, so no bounded wait relies on one.
 
-Pauses double from `RETRY_S` to `RETRY_S_MAX`. A caller that says nothing more tries for ever: what a shard does is ordered,
-and the next thing rests on the last. A caller with `patience_s` gives up when that time has gone by, or, with a measure of
-`progress`, when that time has gone by without any: a slow link is no reason.
-
     await patiently(lambda: bus.publish(…), "the event")                            until the broker is back
     await patiently(attempt, "the blob", patience_s=60, progress=upload.missing)    while it gets on
 
-Attempts are told to the log with their number and the pause, at powers of two, so that a long outage does not fill it.
+Pauses double from `RETRY_S` to `RETRY_S_MAX`. Attempts are logged at powers of two, so that a long outage fills no log.
 """
 
 from __future__ import annotations
@@ -107,8 +103,8 @@ async def patiently(  # noqa: PLR0913  (what it is about, and three ways of givi
         attempt: makes one attempt.
         doing: what it is about, for the log.
         on: errors after which it is tried again; all others get through at once.
-        patience_s: seconds after which it is given up; None for never.
-        progress: what must change within the patience; None: the patience counts from the beginning.
+        patience_s: seconds after which it is given up; None for never (the next thing rests on this one).
+        progress: what must change within the patience, as a slow link is no reason; None: it counts from the beginning.
         now_s: the clock of the patience; None for the loop's.
         hindered: hears of each attempt that failed and is repeated: its error, and the seconds until the next one.
     """

@@ -2,11 +2,9 @@
 
     $XDG_CACHE_HOME/atoll/...     ($XDG_CACHE_HOME is ~/.cache unless it is set)
 
-A folder serves only if it is the user's and nobody else can write into it: processes run what they find there.
-
-Processes that start together find a cache empty, and each would compile the same program while they share the cores. With turns
-the first one compiles, and the others find what it has made. A turn is a lock on a file beside the cache; the operating system
-releases it when its holder dies. No wait is endless: after `PATIENCE_S` a process goes on out of turn.
+A folder serves only if it is the user's and nobody else can write into it: processes run what they find there. Of processes
+that start together and find a cache empty, the one with the turn compiles, and the others find what it has made. A turn is a
+lock on a file beside the cache. After `PATIENCE_S` a process goes on out of turn.
 """
 
 from __future__ import annotations
@@ -75,7 +73,6 @@ def turn(
 
 
 def _is_ours(folder: Path) -> bool:
-    """Return whether a folder is this user's, and nobody else may write into it."""
     about = folder.lstat()
     return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o022
 

@@ -139,7 +139,6 @@ class DataLeases:
         return self._member.learner, self._member.incarnation
 
     async def _change(self, change: Callable[[DataLedger, Progress], DataLedger]) -> DataLedger:
-        """Bury the dead, apply `change`, write the ledger, and return it."""
         for _ in range(CAS_ATTEMPTS):
             revision, before = await self._read()
             progress = self.progress
@@ -185,7 +184,6 @@ class DataLeases:
         )
 
     def _before(self, reason: str) -> DataLedger:
-        """Return the newest ledger that we have seen, to replace one that cannot be right."""
         log.warning("data.ledger_replaced", reason=reason, epoch=self._seen.epoch)
         return self._seen
 

@@ -192,7 +192,6 @@ class _Found:
 
 
 def _obstacle(leaf: Any) -> str:  # noqa: ANN401  (any array)
-    """Return why a device cannot compute with an array, or the empty string."""
     if not is_jax_array(leaf):
         return "is no array of JAX"
     if not leaf.is_fully_addressable:

@@ -288,7 +288,6 @@ class IslandDriver:
         return recorded.over
 
     def _fail(self, error: BaseException) -> None:
-        """Have the next step, or the drain, raise `error`; if the cause is our own bug, keep the last facts of the machine."""
         self.left.set()  # nothing more becomes durable
         self.failure = error if isinstance(error, AtollError) else AtollError(f"the driver failed: {error!r}")
         log.error("driver.failed", reason=repr(error))
@@ -327,7 +326,6 @@ class IslandDriver:
             self._on_fact(CallHeard(at_s=now_s, fragment=p, version=version, attempt=attempt, cause_id=cause))
 
     def _on_head(self, core_message: CoreMessage) -> None:
-        """Note that a head moved, as its tap says; the fetch reads the record itself."""
         try:
             said = parsed(core_message.headers.get("Atoll-Info", ""), HeadTap)
         except msgspec.MsgspecError as error:
@@ -399,7 +397,6 @@ class IslandDriver:
         self.background.spawn(work(*arguments))
 
     def _origin(self, action: Push) -> tuple[Vector, Placed | None]:
-        """Return what a push is a difference from, and the same on its device if it is there."""
         if self.run.protocol.by_value(p := action.fragment):
             return np.zeros(self.run.layout.fragment_sizes()[p], np.float32), None
         anchor = self._anchors[p]

@@ -136,7 +136,6 @@ def _plan_run(  # noqa: PLR0913, PLR0917  (what `join` is given)
     options: JoinOptions,
     clock: Clock,
 ) -> tuple[RunRecord, Origin]:
-    """Return the run as this learner would found it, and what it brings; raise `SettingsError` if nobody could read that."""
     layout, origin = plan_origin(params, settings.fragments, rules)
     record = RunRecord(
         run=run,
@@ -183,7 +182,6 @@ async def _open(url: str, run: str, learner: str, options: JoinOptions, identity
 def _founding_settings(
     protocol: ProtocolSettings | None, tensors: Iterable[TensorSpec], rules: LeafRules
 ) -> ProtocolSettings:
-    """Return the settings with which these leaves found a run: the defaults where none are given, with enough fragments."""
     settings = check_codecs(
         (protocol or _suited_settings(sum(t.rows for t in tensors if t.name in rules.merged))).check()
     )
@@ -196,7 +194,6 @@ def _founding_settings(
 
 
 def _suited_settings(rows: int) -> ProtocolSettings:
-    """Return the default settings for parameters of so many rows: a fragment has at least one."""
     defaults = ProtocolSettings()
     fragments = max(1, min(defaults.fragments, rows))
     return ProtocolSettings(fragments=fragments, shards=min(defaults.shards, fragments))
@@ -315,7 +312,6 @@ class IslandHandle(StepHook):
         return super().step(params, tokens=tokens, loss=loss)
 
     def _keep_pace(self) -> None:
-        """Hold a loop that is faster than the run believes (`StepHook.held_s`), but not for long once it should end."""
         began_s = self._clock.monotonic()
         while (wait_s := self.held_s()) > 0.0 and self.session.driver.failure is None:
             time.sleep(min(wait_s, HELD_S_MAX))
@@ -403,7 +399,6 @@ class IslandHandle(StepHook):
         return few(named, UNPUSHED_NAMED) or "the goodbye"
 
     def _abandon(self) -> None:
-        """Leave without a goodbye; what the loop reached since its last checkpoint is not kept."""
         if self._kept is not None:
             self._kept.finish(STOP_S)
         self._shut()
@@ -438,7 +433,7 @@ def check_joining(learner: object, protocol: object, options: object) -> None:
 
 
 def _check_offer(record: RunRecord) -> None:
-    """Raise `SettingsError` for a record that nobody could read: it is found before anything is created on the broker."""
+    # What nobody could read is found before anything is created on the broker.
     token(record.run, "run id")
     token(record.founder, "learner id")
     try:

@@ -108,7 +108,6 @@ async def await_founding(bus: Bus, subjects: Subjects) -> None:
 
 
 async def _founded_within(bus: Bus, subjects: Subjects, within_s: float, *, left_s: float) -> bool:
-    """Say that we wait and for whom, and return whether somebody founds the run within so many seconds."""
     why = "nobody has founded this run, and our identity may not"
     log.warning("run.awaited", run=subjects.run, why=why, todo=WHO_FOUNDS, trying_for_s=round(left_s))
     with contextlib.suppress(TimeoutError):
@@ -233,7 +232,6 @@ async def claim(
 
 
 def _next_incarnation(record: Record | None, holder: Member | None) -> int:
-    """Return the number of the incarnation after that of a record, which `holder` is if it can be read."""
     if record is None:
         return 1
     if holder is None or holder.incarnation > record.revision:

@@ -121,7 +121,6 @@ def read_model(  # noqa: PLR0913  (one keyword each)
 
 
 async def _read(opener: Opener, run: str, settle_s: float) -> tuple[RunRecord, MergedModel, bool]:
-    """Return the run, its merged model, and whether it is over, for which to wait."""
     bus = await opener()
     try:
         record = await founded_run(bus, run)
@@ -165,7 +164,6 @@ def wrong_type(name: str, value: object, allowed: str, todo: str = "") -> Settin
 
 
 async def _await_end(bus: Bus, run: RunRecord, within_s: float) -> bool:
-    """Return whether all shards have closed; wait for that, if the run has a target."""
     now_s = asyncio.get_running_loop().time
     within_s = within_s if run.protocol.tokens_target else 0.0
     deadline_s = now_s() + within_s

@@ -76,7 +76,6 @@ def is_key(leaf: Any) -> bool:  # noqa: ANN401  (any leaf)
 
 
 def _on_host(leaf: Any) -> npt.NDArray[Any]:  # noqa: ANN401  (any leaf)
-    """Return what is copied or sent of a leaf, perhaps as a view of its memory."""
     return np.asarray(loaded_jax().random.key_data(leaf) if is_key(leaf) else leaf)
 
 
@@ -327,7 +326,6 @@ async def _ask(bus: Bus, run: RunRecord, whom: str, question: Control, timeout_s
 
 
 async def _read(bus: Bus, subjects: Subjects, offer: StateOffer, blob: BlobRef, bytes_max: int) -> Loan:
-    """Return the arrays of a blob and purge it, whatever it held."""
     home = subjects.lent_stem(offer.learner, offer.incarnation, "")
     nonce = blob.stem.removeprefix(home)
     if not blob.stem.startswith(home) or not nonce.isalnum():
@@ -342,7 +340,6 @@ async def _read(bus: Bus, subjects: Subjects, offer: StateOffer, blob: BlobRef, 
 
 
 async def _run_quietly(work: Any) -> None:  # noqa: ANN401
-    """Run a coroutine of ours; an unreachable bus costs a peer its loan and nothing else."""
     try:
         await work
     except AtollError as error:

@@ -408,7 +408,6 @@ def _deleted_names(leaves: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_plain(leaf: Any) -> bool:  # noqa: ANN401  (any array)
-    """Return whether NumPy knows the dtype: it does not know those of random keys."""
     try:
         np.dtype(leaf.dtype)
     except TypeError:

@@ -170,7 +170,6 @@ class Pusher:
             self._residues[fragment] = residue if there is None else there + residue
 
     def _notes(self, action: Push, began_s: float, full_s: float) -> PushNotes:
-        """Return what a manifest tells people of a push whose last segment has just been stored, or is about to be."""
         began_at_s = dict(self._adopted.get(action.fragment, ())).get(action.base_version, self._began_at_s)
         return PushNotes(
             adopted_at_s=round(began_at_s, 3),
@@ -196,8 +195,7 @@ class Pusher:
         return await self._store(action, upload, kept)
 
     def _stem(self, action: Push) -> str:
-        """Return where the chunks of a push go, once for each: nobody is to know before."""
-        member, nonce = self._member, self._nonce(PUSH_NONCE_BYTES)
+        member, nonce = self._member, self._nonce(PUSH_NONCE_BYTES)  # nobody is to know before where its chunks go
         return self._subjects.contribution_stem(member.learner, action.fragment, member.incarnation, action.push, nonce)
 
     async def _store(self, action: Push, upload: Upload, kept: Any) -> SentFrame:  # noqa: ANN401  (as in `_keep`)
@@ -233,7 +231,6 @@ class Pusher:
     async def _queue(
         self, action: Push, sent: SentFrame, norms: list[float], loss: float | None, began_s: float
     ) -> None:
-        """Count the frame and queue its manifest until it is durable; the push `began_s`."""
         self._bus.stats.frame_bytes_up += sent.blob.size_bytes
         self._bus.stats.blob_bytes_up += len(sent.frame)
         member, p = self._member, action.fragment

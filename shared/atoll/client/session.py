@@ -246,7 +246,6 @@ class Session:
                     await driver.pace_changed.wait()
 
     async def _write_down_moved(self) -> None:
-        """Write our link's traffic to the event log and the log at intervals; a later entry covers one that fails."""
         while True:
             await asyncio.sleep(TOLD_EVERY_S)
             try:
@@ -255,7 +254,6 @@ class Session:
                 log.warning("moved.unrecorded", reason=str(error))
 
     async def _write_down_samples(self) -> None:
-        """Write samples of our heartbeats to the event log; one that fails is a gap in a curve."""
         began_s = self._clock.monotonic()
         while True:
             await asyncio.sleep(pause_of(self._clock.monotonic() - began_s, self._options.sample_s))
@@ -275,7 +273,6 @@ class Session:
         log.info("learner.moved", step=step, fragments_adopted=adopted, fragments_uncompressed=fast, **moved.counters)
 
     def _training_progress(self) -> TrainingProgress:
-        """Return our progress: sound after several steps of this incarnation, if the last known loss is finite."""
         machine, loss = self.driver.machine, self.driver.losses.known
         sound = loss is None or math.isfinite(loss)
         ready = self._state == "training" and machine.steps >= LENDING_STEPS_MIN
@@ -306,7 +303,6 @@ class Session:
 
 
 async def _enter(bus: Bus, request: JoinRequest) -> tuple[RunRecord, bool]:
-    """Found the run, or join the one that is there; the flag says whether we are the founder."""
     offer = request.record
     if not request.founds:
         await await_founding(bus, offer.subjects)

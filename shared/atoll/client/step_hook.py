@@ -96,7 +96,6 @@ class StepHook:
         return {tensor.name: leaves[tensor.name] for tensor in self.session.run.layout.tensors}
 
     def _keep_leaf(self, leaf: Any) -> Any:  # noqa: ANN401  (any array)
-        """Return a leaf of a snapshot: a copy in host memory if the loop may change or delete it."""
         return np.array(leaf) if self._donated or may_change(leaf) else leaf
 
     def begin(self) -> None:

@@ -153,7 +153,6 @@ class IslandCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         return self._variables
 
     def _clock(self, began_s: float) -> None:
-        """Count the time since `began_s` as spent in this callback; the first batch compiles, so it does not count."""
         now_s = time.monotonic()
         if not self._began_s:
             self._began_s = now_s
@@ -209,5 +208,4 @@ def named_variables(variables: Iterable[Any], below: str) -> dict[str, Any]:
 
 @jax.jit
 def _copy_values(values: Values) -> Values:
-    """Return copies on the arrays' own devices; nothing waits for them."""
     return jax.tree.map(jnp.copy, values)  # type: ignore[no-any-return]

@@ -1,16 +1,13 @@
 """The division of a model into fragments: which rows of which tensor travel together.
 
-The tensors are laid out on a line, in their order, and the line is cut into P parts of equal length, each cut at the
-nearest row: every fragment is as large as the others to within a row, and holds as few slices as it can, one more than
-whole tensors would need. Few slices matter: an adoption touches every tensor its fragment has rows of, and norms and
-directions of RDA are taken per slice. A slice that would be a sliver goes to its neighbour. (The paper packs whole
-tensors into bins; there the embedding fills a fragment far larger than the others, Fig. 9 of arXiv 2604.21428.)
+The tensors are laid out on a line, in their order, and the line is cut into P parts of equal length, each cut at the nearest
+row. So a fragment holds few slices, which matters: an adoption touches every tensor its fragment has rows of, and norms and
+directions of RDA are taken per slice. A slice that would be a sliver goes to its neighbour. (The paper packs whole tensors into
+bins; there the embedding fills a fragment far larger than the others, Fig. 9 of arXiv 2604.21428.)
 
 Everything is a pure function of the tensors' names, shapes and order: every process computes the same layout, and its
-fingerprint is part of every message.
-
-Tensors that are merged *by value* (running statistics, say) come after all others on the line and have the last fragments for
-themselves, because other settings hold for those (`atoll.protocol.settings`). A leaf that is never merged is in no layout.
+fingerprint is part of every message. Tensors that are merged *by value* (running statistics, say) come last on the line and
+have the last fragments for themselves, because other settings hold for those. A leaf that is never merged is in no layout.
 """
 
 from __future__ import annotations
@@ -93,8 +90,7 @@ class FragmentSlice:
 class Layout(msgspec.Struct, frozen=True, dict=True):
     """The division of a model: tensors in pytree order, slices by fragment.
 
-    `direct` names the tensors whose pseudo-gradients take the plain mean, `by_value` those whose values do. All that follows
-    from these is kept: every message asks for it, and even to hash a layout takes as long as it has tensors.
+    `direct` names the tensors whose pseudo-gradients take the plain mean, `by_value` those whose values do.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -154,6 +150,8 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
         """Return 16 hex digits that two layouts share only if they are equal."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
 
+    # What follows is kept: every message asks for it, and even to hash a layout takes as long as it has tensors.
+
     def slices(self, fragment: int) -> tuple[FragmentSlice, ...]:
         """Return the slices of `fragment` with their places in its flat vector."""
         return self._slices[fragment]
@@ -189,8 +187,7 @@ def plan_layout(
     Tensors merged `by_value` get a share of the fragments, at least one, as large as theirs of the elements.
 
     Raises:
-        SettingsError: there are more fragments than rows to fill them, or fewer than two for tensors of both kinds, two tensors
-            share a name, or `direct` or `by_value` names none.
+        SettingsError: the fragments cannot all be filled, two tensors share a name, or `direct` or `by_value` names none.
     """
     names = [tensor.name for tensor in tensors]
     if len(set(names)) != len(names):
@@ -228,7 +225,6 @@ def on_the_line(tensors: Sequence[TensorSpec], by_value: Sequence[str]) -> Line:
 
 
 def _fragments_by_value(trained: Line, valued: Line, fragments: int) -> int:
-    """Return how many fragments the tensors merged by value get."""
     if not (trained and valued):
         return fragments if valued else 0
     if fragments == 1:
@@ -300,8 +296,20 @@ def first_difference(ours: Layout, theirs: Layout) -> str:
     return next(_differences(ours, theirs), "")
 
 
+def _tensor_difference(number: int, ours: TensorSpec, theirs: TensorSpec) -> str:
+    if ours.name != theirs.name:
+        return f"tensor {number} is {ours.name!r} here and {theirs.name!r} in the run"
+    if ours.shape != theirs.shape:
+        return f"{ours.name!r} has shape {list(ours.shape)} here and {list(theirs.shape)} in the run"
+    return f"{ours.name!r} is {ours.dtype} here and {theirs.dtype} in the run"
+
+
 def _differences(ours: Layout, theirs: Layout) -> Iterator[str]:
-    yield from _tensor_differences(ours, theirs)
+    for number, (a, b) in enumerate(zip(ours.tensors, theirs.tensors, strict=False)):
+        if a != b:
+            yield _tensor_difference(number, a, b)
+    if len(ours.tensors) != len(theirs.tensors):
+        yield f"{len(ours.tensors)} tensors here and {len(theirs.tensors)} in the run"
     if len(ours.fragments) != len(theirs.fragments):
         yield f"{len(ours.fragments)} fragments here and {len(theirs.fragments)} in the run"
     for how, named, others in (("directly", ours.direct, theirs.direct), ("by value", ours.by_value, theirs.by_value)):
@@ -310,15 +318,3 @@ def _differences(ours: Layout, theirs: Layout) -> Iterator[str]:
     for number, (mine, other) in enumerate(zip(ours.fragments, theirs.fragments, strict=False)):
         if mine != other:
             yield f"fragment {number} holds other slices here than in the run"
-
-
-def _tensor_differences(ours: Layout, theirs: Layout) -> Iterator[str]:
-    for number, (a, b) in enumerate(zip(ours.tensors, theirs.tensors, strict=False)):
-        if a.name != b.name:
-            yield f"tensor {number} is {a.name!r} here and {b.name!r} in the run"
-        if a.shape != b.shape:
-            yield f"{a.name!r} has shape {list(a.shape)} here and {list(b.shape)} in the run"
-        if a.dtype != b.dtype:
-            yield f"{a.name!r} is {a.dtype} here and {b.dtype} in the run"
-    if len(ours.tensors) != len(theirs.tensors):
-        yield f"{len(ours.tensors)} tensors here and {len(theirs.tensors)} in the run"

@@ -1,20 +1,18 @@
 """Leaves that no optimizer trains, as the libraries name them or mark them by type.
 
-Two tables are the whole knowledge. `CONVENTIONS` reads names: a name is a path, which is split at '/' and at '.', because a
-state dict of PyTorch has its path in one key (`1.running_var`). A row fits a leaf
+`CONVENTIONS` reads names: paths, split at '/' and at '.', because a state dict of PyTorch has its path in one key
+(`1.running_var`). A row fits a leaf
 
     names     if a part of its name is one of these; with `beside`, the last part
     beside    and the leaves next to it, below the same node, have all these names
     below     and a part above it fits this pattern
 
 `TYPES` reads the nodes of a pytree: an NNX variable says by its class what it is, and a state of Equinox has no names. A type
-decides before a name does.
+decides before a name does. Such a leaf becomes one of two: `mean`, the values of all islands are averaged; `local`, it stays
+with its island. `looks_untrained` finds leaves that may be such ones and that no row knows.
 
-Such a leaf becomes one of two: `mean`, the values of all islands are averaged; `local`, it stays with its island.
-`looks_untrained` finds leaves that may be such ones and that no row knows.
-
-The `hidden` sums of Haiku's averages are local and not averaged: Haiku divides them by how far their own counter has come, so
-a sum from others beside the counter of a newcomer is an average that is many times too large.
+The `hidden` sums of Haiku's averages are local: Haiku divides them by how far their own counter has come, so a sum from others
+beside the counter of a newcomer is an average that is many times too large.
 """
 
 from __future__ import annotations
@@ -83,20 +81,8 @@ VARIANCES: Final = frozenset({"moving_variance", "running_var", "var", "variance
 HAIKU_VARIANCE: Final = "var_ema"
 
 _AVERAGES: Final = frozenset(
-    [
-        "average",
-        "averaged",
-        "averages",
-        "avg",
-        "ema",
-        "ewma",
-        "moving",
-        "running",
-        "stat",
-        "statistic",
-        "statistics",
-        "stats",
-    ]
+    {"average", "averaged", "averages", "avg", "ema", "ewma", "moving", "running"}
+    | {"stat", "statistic", "statistics", "stats"}
 )
 _COUNTS: Final = frozenset(
     ["count", "counter", "counts", "mean", "num", "std", "step", "steps", "sum", "total", "tracked", "var", "variance"]

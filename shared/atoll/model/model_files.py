@@ -1,8 +1,8 @@
 """Files of a model that somebody has: which they are, and that each is safetensors by its header.
 
 A model is a safetensors file, or a folder as Hugging Face lays it out: one file, or several with an index. To look at headers
-takes no library and no memory to speak of, so whoever begins a run does it before anything else (`check_model_files`), and a
-learner again before it reads values. Format: eight bytes with the length of the header, the header in JSON, the values.
+takes no library and no memory to speak of, so whoever begins a run does it before anything else. Format: eight bytes with the
+length of the header, the header in JSON, the values.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Walks pytrees: by JAX where this process has loaded it, else by the same rules for plain containers.
 
-A loop of another framework hands over NumPy arrays and may not have JAX at all. So nothing here imports JAX. Without it in the
-process, nobody can hold an array or a registered container of JAX's, and the plain walk is all there is to know:
+A loop of another framework hands over NumPy arrays and may not have JAX at all, so nothing here imports it. Without JAX in the
+process nobody can hold an array or a registered container of its own, and the plain walk is all there is to know:
 
     dict, defaultdict     by sorted keys                    {"b": x, "a": y}         a, b
     OrderedDict           in its own order                  OrderedDict(b=x, a=y)    b, a
@@ -10,9 +10,7 @@ process, nobody can hold an array or a registered container of JAX's, and the pl
     None                  an empty subtree
 
 Everything else is a leaf, subclasses of these containers and data classes too. Names and order are JAX's: a learner with JAX
-and one without can train one model. A property test compares the two walks.
-
-An island keeps to the walk that it joined with, that of its `TreeShape`, also when its process loads JAX later.
+and one without can train one model. An island keeps to the walk that it joined with, also when its process loads JAX later.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -32,21 +30,6 @@ Named = list[tuple[str, Any]]
 _Paths = list[tuple[tuple[Any, ...], Any]]
 NAMELESS = "value"
 """The name of a leaf that is the whole tree."""
-
-
-class TreeShape(Protocol):
-    """The structure of a pytree: two are equal if their containers and keys are."""
-
-    @classmethod
-    def of(cls, tree: Any) -> tuple[Named, Self]:  # noqa: ANN401  (any pytree)
-        """Return the named leaves and the shape of a pytree."""
-
-    @classmethod
-    def leaves_of(cls, tree: Any) -> tuple[list[Any], Self]:  # noqa: ANN401
-        """Return the leaves, in order, and the shape of a pytree; quicker than `of`."""
-
-    def whole(self, leaves: Iterable[Any]) -> Any:  # noqa: ANN401
-        """Return the pytree of this shape that has these leaves, in order."""
 
 
 def loaded_jax() -> Any:  # noqa: ANN401  (a module)
@@ -80,7 +63,7 @@ def flatten(tree: Any) -> tuple[Named, TreeShape]:  # noqa: ANN401
 
 @dataclass(frozen=True, slots=True)
 class JaxShape:
-    """A shape as JAX knows it."""
+    """The structure of a pytree, as JAX knows it: two are equal if their containers and keys are."""
 
     treedef: Any
 
@@ -99,7 +82,7 @@ class JaxShape:
 
     @classmethod
     def leaves_of(cls, tree: Any) -> tuple[list[Any], Self]:  # noqa: ANN401
-        """Return the leaves, in order, and the shape of a pytree."""
+        """Return the leaves, in order, and the shape of a pytree; quicker than `of`."""
         import jax  # noqa: PLC0415  (only where it is loaded)
 
         leaves, treedef = jax.tree.flatten(tree)
@@ -151,10 +134,10 @@ class PlainShape:
 
 
 LEAF = PlainShape(None)
+TreeShape = JaxShape | PlainShape
 
 
 def _walk(tree: Any, path: tuple[Any, ...], found: _Paths) -> PlainShape:  # noqa: ANN401
-    """Append the leaves below `path` to `found` and return their shape."""
     opened = _opened(tree)
     if opened is None:
         found.append((path, tree))

@@ -1,21 +1,15 @@
 """The one configuration model: a TOML file, `ATOLL_…` environment variables and `--set a.b=c`, in rising precedence.
 
-Flags win over all three; beneath them may lie values of an earlier run, or of `atoll up` (`SettingsFallback`). Each is read to
-values by dotted name, every one with its origin, so that an error names the file, the variable or the flag that is wrong
-(`atoll.settings.errors`), and `atoll config` shows it. Each is then a source of pydantic-settings, which merges them and judges
-the whole: name, type and bound of a setting stand in its section (`atoll.settings.sections`) and nowhere else. `load` is the
-only place that reads the environment; services get the frozen result. Relations between settings are checked here, once, with
-both values in the message.
+Flags win over all three; beneath them may lie values of an earlier run, or of `atoll up` (`SettingsFallback`). Each is read
+to values by dotted name, every one with its origin, so that an error names the file, the variable or the flag that is
+wrong, and is then a source of pydantic-settings, which merges them and judges the whole: name, type and bound of a setting
+stand in its section (`atoll.settings.sections`) and nowhere else. `load` is the only place that reads the environment;
+services get the frozen result. Relations between settings are checked here, once, with both values in the message.
 
 A text that begins with `{` is a table in JSON, so that a variable can give one: `ATOLL_UP__THROTTLE='{"learner-3": 5}'`.
-
-**Relative paths.** In a file they count from the folder of the file, so that file and text can be moved together and used
-from anywhere. In flags, `--set` and variables they count from the working directory, as in any shell.
-
-Sections: `broker` (where it is), `protocol` (what the run agrees on, see `atoll.protocol.settings`), `learner`, `model`,
-`train`, `data`, `synchronizer`, `monitor`, `archive`, `up` (a whole run on one machine), `log`, `sim`. Model and training
-sections are plain tables here and are checked by the learner, which knows what they mean, the scenario of a simulation by the
-simulator; the kernel carries them.
+Relative paths in a file count from the folder of the file; in flags, `--set` and variables they count from the working
+directory. The sections `model`, `train` and `sim` are plain tables here and are checked by the services that know what they
+mean.
 """
 
 from __future__ import annotations
@@ -41,7 +35,7 @@ from atoll.bus.options import BusOptions
 from atoll.codec import check_codecs
 from atoll.keys.identity import run_credentials
 from atoll.protocol.settings import NESTEROV, OUTERS, ProtocolSettings
-from atoll.settings.errors import protocol_error, section_error, validation_error, with_origin
+from atoll.settings.errors import protocol_error, validation_error, with_origin
 from atoll.settings.sections import (
     ArchiveSettings,
     BrokerSettings,
@@ -56,26 +50,6 @@ from atoll.settings.sections import (
 )
 from atoll.wire.subjects import token
 
-__all__ = [
-    "PLACES",
-    "PREFIX",
-    "ArchiveSettings",
-    "FlagText",
-    "GivenValues",
-    "LearnerSettings",
-    "LoadedSettings",
-    "Settings",
-    "SettingsFallback",
-    "bus_options",
-    "given_values",
-    "load",
-    "named_code",
-    "own_outer",
-    "place_path",
-    "section_error",
-    "variable",
-]
-
 PREFIX: Final = "ATOLL_"
 GivenValues = Mapping[str, tuple[Any, str]]
 """Values by dotted name, unjudged: each as it stands, and its origin."""
@@ -85,7 +59,6 @@ NAMES_OF_CODE: Final[Mapping[str, Container[str]]] = {"protocol.outer": OUTERS, 
 
 
 def _protocol(value: object) -> ProtocolSettings:
-    """Turn a table of texts and numbers into `ProtocolSettings`; raise `SettingsError` that names the field."""
     if isinstance(value, ProtocolSettings):
         return value
     try:
@@ -213,7 +186,7 @@ class SettingsFallback:
 
 
 class FlagText(str):
-    """The assignment `name=value` that a flag of the command line makes: `flag` is what the person typed, `value` its value."""
+    """The assignment `name=value` that a flag makes: `flag` is what the person typed, `value` its value."""
 
     __slots__ = ("flag", "value")
     flag: str
@@ -255,7 +228,6 @@ def given_values(
 def _given_sources(
     config: Path | None, assignments: Sequence[str], environment: Mapping[str, str] | None
 ) -> tuple[dict[str, tuple[Any, str]], ...]:
-    """Return what each source gives, in rising precedence."""
     environment = os.environ if environment is None else environment
     return _file_values(config), _environment_values(environment), _assigned_values(assignments)
 
@@ -269,10 +241,7 @@ def _merge_sources(sources: Sequence[GivenValues]) -> dict[str, tuple[Any, str]]
 
 
 def own_outer(config: Path | None = None, assignments: Sequence[str] = ()) -> str:
-    """Return the outer optimizer that the settings of this process name, of a process that agrees on nothing else of a run.
-
-    Raises what `given_values` raises.
-    """
+    """Return the outer optimizer that the settings of this process name; raise what `given_values` raises."""
     value, _ = given_values(config, assignments).get("protocol.outer", (NESTEROV, ""))
     return str(value)
 
@@ -315,7 +284,6 @@ def named_code(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check_code(beneath: GivenValues, given: GivenValues) -> None:
-    """Raise `SettingsError` for code that only the lowest source names: a file of an earlier run, and nobody here."""
     for name, value in named_code({name: value for name, (value, _) in beneath.items() if name not in given}).items():
         raise SettingsError(
             "only code that you name yourself is run, and this is named by an earlier run alone",
@@ -327,7 +295,6 @@ def _check_code(beneath: GivenValues, given: GivenValues) -> None:
 
 @functools.cache
 def _completers() -> tuple[Callable[..., Any], ...]:
-    """Return what the installed services complete settings by; to look for it takes as long as all the rest."""
     return tuple(point.load() for point in entry_points(group=COMPLETERS))
 
 
@@ -354,7 +321,6 @@ def _file_values(config: Path | None) -> dict[str, tuple[Any, str]]:
 
 
 def _environment_values(environment: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
-    """Return what `ATOLL_…` variables give; an empty one gives nothing."""
     found: dict[str, tuple[Any, str]] = {}
     for key, text in sorted(environment.items()):
         if key.startswith(PREFIX) and key != SWITCH and text != "":
@@ -376,7 +342,6 @@ def _assigned_values(assignments: Sequence[str]) -> dict[str, tuple[Any, str]]:
 
 
 def _read_table(name: str, value: object, origin: str) -> dict[str, tuple[Any, str]]:
-    """Return what a flag, `--set` or a variable gives; of a table in JSON each value."""
     if isinstance(value, str) and value.startswith("{"):
         try:
             table = json.loads(value)
@@ -388,7 +353,6 @@ def _read_table(name: str, value: object, origin: str) -> dict[str, tuple[Any, s
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
-    """Return leaf values by dotted name; an empty table is a leaf, so that an unknown one is refused."""
     leaves: dict[str, object] = {}
     for key, value in table.items():
         if isinstance(value, Mapping) and value:
@@ -399,20 +363,15 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
 
 
 def _check_tables(stated: GivenValues) -> None:
-    """Raise `SettingsError` for a name that is a value in one place and a table in another; an empty table contradicts none."""
     for name, (_, origin) in stated.items():
-        for table in _tables_above(name):
+        parts = name.split(".")
+        for table in (".".join(parts[:count]) for count in range(1, len(parts))):
             if table in stated and stated[table][0] != {}:
                 raise SettingsError(
                     f"{table} is a value in one place and a table in another",
                     got=f"{table} from {stated[table][1]}, {name} from {origin}",
                     todo="remove one of them",
                 )
-
-
-def _tables_above(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def _nest(stated: GivenValues) -> dict[str, Any]:

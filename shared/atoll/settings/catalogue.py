@@ -1,9 +1,8 @@
 """The catalogue of settings: name, default, what is allowed, what it means; read from the classes that enforce it.
 
-Names, types and bounds are those of the settings classes, meanings those of their `Attributes:` sections. The classes of the
-sections that the kernel only carries come from the installed services, by the entry-point group `atoll.sections`; of a service
-that cannot be loaded here nothing is told. `atoll config` shows the result, and so does the reference in docs/. The JSON schema
-is pydantic's own, with the protocol's table (a msgspec struct) and these descriptions.
+Meanings are those of the classes' `Attributes:` sections. The classes of the sections that the kernel only carries come
+from the installed services, by the entry-point group `atoll.sections`; of a service that cannot be loaded here nothing is
+told. The JSON schema is pydantic's own, with the protocol's table (a msgspec struct) and these descriptions.
 """
 
 from __future__ import annotations
@@ -107,7 +106,6 @@ def _default_of(field: FieldInfo) -> object:
 
 
 def _protocol_settings(section: str) -> Iterator[Setting]:
-    """Yield what a run agrees on; its bounds are those that `ProtocolSettings.check` enforces."""
     told = attributes(ProtocolSettings.__doc__)
     for field in msgspec.structs.fields(ProtocolSettings):
         taken = protocol_range(field.name) or _NAMED.get(field.name) or describe_choices(field.type)
@@ -115,13 +113,10 @@ def _protocol_settings(section: str) -> Iterator[Setting]:
 
 
 def _as_builtin(value: object) -> object:
-    """Return a path as text, and whatever else JSON does not know as a list."""
     return str(value) if isinstance(value, Path) else list(value)  # type: ignore[call-overload]
 
 
 class _WithStructs(GenerateJsonSchema):
-    """Knows msgspec structs, which pydantic takes for opaque instances."""
-
     def is_instance_schema(self, schema: core_schema.IsInstanceSchema) -> JsonSchemaValue:
         """Return msgspec's schema for a struct."""
         if schema["cls"] is ProtocolSettings:
@@ -145,7 +140,6 @@ def settings_schema() -> dict[str, Any]:
 
 
 def _schema_at(schema: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the schema of the setting with this dotted name; of a section that the kernel only carries it is made here."""
     here = schema
     for key in name.split("."):
         here = here.setdefault("properties", {}).setdefault(key, {})

@@ -1,9 +1,8 @@
 """Errors of settings, as a person reads them: in the words of the place where a value was given.
 
-An error of one setting names that (`SettingsError.setting`). Its value may come from a flag, and then the person has never
-seen the setting's name: the message begins with the flag, and tells the name for a file. For any other place the message keeps
-the setting's name and says where the value came from. A message also says what the setting allows, from the pydantic field that
-enforces it; descriptions of settings say the same.
+A value may come from a flag, and then the person has never seen the setting's name: the message begins with the flag, and tells
+the name for a file. For any other place the message keeps the setting's name and says where the value came from. It also says
+what the setting allows, from the pydantic field that enforces it; descriptions of settings say the same.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _BOUNDS: Final = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below
 
 
 def with_origin(error: SettingsError, origins: Mapping[str, str]) -> SettingsError:
-    """Return the error of one setting with the place that its value came from; any other as it is."""
+    """Return the error of one setting (`SettingsError.setting`) with the place that its value came from; any other as it is."""
     name, origin = error.setting, origins.get(error.setting)
     if origin is None:
         return error
@@ -48,7 +47,6 @@ def with_origin(error: SettingsError, origins: Mapping[str, str]) -> SettingsErr
 
 
 def _is_flag(origin: str) -> bool:
-    """Return whether an origin is a flag with a name of its own, as `--tokens`, and not `--set a.b`."""
     return origin.startswith("--") and " " not in origin
 
 
@@ -74,9 +72,8 @@ def validation_error(error: ValidationError, origins: Mapping[str, str], kind: t
         table = kind if above is None else above.annotation
         names = list(table.model_fields) if isinstance(table, type) and issubclass(table, BaseModel) else []
         return with_origin(SettingsError.unknown(name, names, todo=_LISTS), {name: origin})
-    return with_origin(
-        _value_error(name, first, _describe_value(first["input"]), field_at(kind, first["loc"])), {name: origin}
-    )
+    wrong = _value_error(name, first, _describe_value(first["input"]), field_at(kind, first["loc"]))
+    return with_origin(wrong, {name: origin})
 
 
 def _describe_value(value: object, written: Callable[[object], str] = repr) -> str:
@@ -91,21 +88,16 @@ def _describe_value(value: object, written: Callable[[object], str] = repr) -> s
 
 
 def _value_error(name: str, first: ErrorDetails, got: str, field: FieldInfo | None) -> SettingsError:
-    """Return what is wrong with the setting `name`: a choice, a bound and a kind in our words, anything else in pydantic's."""
     kind, what, taken = first["type"], first["msg"].removeprefix("Value error, "), None
     if kind == "literal_error":
         what, taken = f"is wrong: {_NO_CHOICE}", first["ctx"]["expected"].replace(" or ", ", ").replace("'", "")
     elif kind in _OUT_OF_RANGE and field is not None:
         what, taken = "is out of range", describe_allowed(field)
     elif kind.endswith(_OF_KIND) and field is not None:
-        word = describe_choices(field.annotation)
+        word, bounds = describe_choices(field.annotation), describe_bounds(field)
         own = describe_allowed(field)  # words of its own say more than its kind
         what = f"is wrong: not {word}"
-        taken = (
-            own
-            if own not in (word, describe_bounds(field))
-            else ", ".join(filter(None, (word, describe_bounds(field))))
-        )
+        taken = own if own not in (word, bounds) else ", ".join(filter(None, (word, bounds)))
     else:
         what, taken = f"is wrong: {what}", None if field is None else field.description
     return SettingsError(f"setting {name} {what}", got=got, allowed=taken, todo=_SHOWS, setting=name)
@@ -155,13 +147,12 @@ def describe_allowed(field: FieldInfo) -> str:
 
 def describe_bounds(field: FieldInfo) -> str:
     """Return the bounds of a field, empty where it has none."""
-    found = [
+    return ", ".join(
         f"{word} {format_bound(getattr(rule, name))}"
         for rule in field.metadata
         for name, word in _BOUNDS.items()
         if hasattr(rule, name)
-    ]
-    return ", ".join(found)
+    )
 
 
 def protocol_range(name: str) -> str:

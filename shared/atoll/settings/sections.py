@@ -1,8 +1,4 @@
-"""The sections of the configuration that the kernel itself reads, one class a table.
-
-The meaning of a setting stands once, in the `Attributes:` of its class; `atoll.settings.catalogue` and the reference read it
-there.
-"""
+"""The sections of the configuration that the kernel itself reads, one class a table; `Attributes:` say what a setting means."""
 
 from __future__ import annotations
 
@@ -35,7 +31,6 @@ def _not_empty(given: object) -> object:
 
 
 def _list(given: object) -> object:
-    """Return a list of texts as the file has it; a variable or a flag gives one text, or a JSON list."""
     if not isinstance(given, str):
         return given
     try:
@@ -45,7 +40,6 @@ def _list(given: object) -> object:
 
 
 def _number(given: object) -> object:
-    """Return digits, which are all that a variable or a flag can give, as their number."""
     return int(given) if isinstance(given, str) and given.isdecimal() else given
 
 
