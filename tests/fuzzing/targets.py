@@ -17,9 +17,8 @@ import msgspec
 import numpy as np
 
 from atoll.archive.checkpoint_store import CheckpointStore
-from atoll.archive.checkpoints import CheckpointObject, Part, Piece
+from atoll.archive.checkpoints import CheckpointObject, Part, Piece, digest_of_bytes
 from atoll.archive.object_store import Name
-from atoll.archive.seals import digest_of_bytes
 from atoll.base.clock import SystemClock, this_process
 from atoll.base.errors import AtollError, PeerMisbehaved, ProtocolMisuse
 from atoll.base.parsing import parsed

@@ -255,14 +255,14 @@ class ScheduleBroker(MemoryBroker):
     def copy(self) -> dict[str, tuple[Any, ...]]:
         """Return what is stored, as a copy of its disk would have it."""
         return {
-            name: (dict(each.kept), {key: [*found] for key, found in each._by_subject.items()}, each._sequence)
+            name: (dict(each.kept), {key: [*found] for key, found in each._by_subject.items()}, each.newest)
             for name, each in self.streams.items()
         }
 
     def go_back(self, copy: dict[str, tuple[Any, ...]]) -> None:
         """Have what a copy holds and nothing that came after it."""
         for name, stream in self.streams.items():
-            stream.kept, stream._by_subject, stream._sequence = copy[name]
+            stream.kept, stream._by_subject, stream.newest = copy[name]
             stream.size_bytes = sum(kept.size_bytes for kept in stream.kept.values())
             stream._ids.clear()
             for place in stream.places.values():
@@ -272,12 +272,12 @@ class ScheduleBroker(MemoryBroker):
         for stream in self.streams.values():
             for place in stream.places.values():
                 place.gone = True
-        ends = {name: stream._sequence for name, stream in self.streams.items()}
+        ends = {name: stream.newest for name, stream in self.streams.items()}
         self.streams.clear()
         self.provision(run)
         for name, stream in self.streams.items():
             # As `provision` has it, which numbers by the time: a new stream begins far above all numbers of the lost one.
-            stream._sequence = ends[name] + SEQUENCE_FIRST
+            stream.newest = ends[name] + SEQUENCE_FIRST
 
 
 def _forget_waiting(stream: MemoryStream) -> None:

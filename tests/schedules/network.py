@@ -385,7 +385,7 @@ class ScheduleBus(MemoryBus):
                     subject = f"{stem}.{number}"
                     store = self._on(subject).store_piece
                     await self.request(partial(store, subject, piece, f"c{next(self._broker.nonces)}"))
-                    self._count_up(piece)
+                    self.stats.bytes_up += len(piece)
                     self.stats.blob_bytes_up += len(piece)
                     upload.stored.add(number)
 
@@ -414,7 +414,7 @@ class ScheduleBus(MemoryBus):
                 done, reading = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
                 for portion in sorted((each.result() for each in done), key=lambda part: part[0][0]):
                     for number, piece in portion:
-                        self._count_down(piece)
+                        self.stats.bytes_down += len(piece)
                         download.take(number, piece)
                     yield portion
         finally:
@@ -460,7 +460,7 @@ class ScheduleBus(MemoryBus):
                 raise
 
         revision = await self.request(effect, reconnects)
-        self._count_up(data)
+        self.stats.bytes_up += len(data)
         return revision
 
     async def get_record(self, subject: str) -> Record | None:
@@ -484,7 +484,7 @@ class ScheduleBus(MemoryBus):
         check_size(subject, data)
         note = info_header(info)
         await self.request(lambda: self._on(subject).store(subject, bytes(data), msg_id, info=note))
-        self._count_up(data)
+        self.stats.bytes_up += len(data)
 
     async def consume(self, subject_filter: str, *, durable: str, takeover: bool = False) -> ScheduleConsumer:  # type: ignore[override]
         name, removed = token(durable, "durable name"), False
@@ -514,7 +514,7 @@ class ScheduleBus(MemoryBus):
     async def tell(self, subject: str, data: bytes) -> None:
         check_size(subject, data)
         await self._give_way()
-        self._count_up(data)
+        self.stats.bytes_up += len(data)
         self.say(self.broker.core_message, CoreMessage(subject, bytes(data)))
 
     async def reach(self, timeout_s: float) -> bool:

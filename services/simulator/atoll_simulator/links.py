@@ -336,7 +336,7 @@ class LinkedBus(MemoryBus):
         """Send at most once; see `Bus`."""
         check_size(subject, data)
         await self._give_way()
-        self._count_up(data)
+        self.stats.bytes_up += len(data)
         self.link.core_message(self.link.up, len(data), self._tell_feeds, CoreMessage(subject, bytes(data)))
 
     async def reach(self, timeout_s: float) -> bool:

@@ -34,7 +34,7 @@ from atoll.archive.checkpoints import (
     retired,
 )
 from atoll.archive.object_store import ArchiveStore, Name
-from atoll.archive.seals import Seals, digest_of_bytes
+from atoll.archive.seals import Seals, read_object
 from atoll.base.errors import CheckpointError, ProtocolMisuse, on_one_line
 from atoll.base.logs import get
 from atoll.base.parsing import parsed
@@ -74,7 +74,7 @@ class CheckpointStore:
 
     def put_object(self, shard: int, data: bytes) -> CheckpointObject:
         """Store an object durably and return its name."""
-        found = CheckpointObject(digest_of_bytes(data), len(data))
+        found = CheckpointObject.of(data)
         self.object_store.put(self._object(shard, found.digest), data)
         return found
 
@@ -258,11 +258,7 @@ class CheckpointStore:
 
     def get_object(self, shard: int, found: CheckpointObject) -> bytes:
         """Return an object's bytes; raise `CheckpointError` when they are missing or not those that were archived."""
-        path = self._object(shard, found.digest)
-        data = self.object_store.get(path, found.size_bytes)
-        if len(data) != found.size_bytes or digest_of_bytes(data) != found.digest:
-            raise CheckpointError("an object of the archive is damaged", got=path, allowed="bytes that match its name")
-        return data
+        return read_object(self.object_store, self._object(shard, found.digest), found)
 
     def manifests(self, checkpoint: RunCheckpoint) -> list[Manifest]:
         """Return a complete checkpoint's manifests by shard, which must be of one founding; objects are not looked at."""

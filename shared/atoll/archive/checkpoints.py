@@ -22,6 +22,7 @@ reopened.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -59,6 +60,16 @@ class CheckpointObject(msgspec.Struct, frozen=True):
 
     digest: ObjectDigest
     size_bytes: SizeBytes
+
+    @classmethod
+    def of(cls, data: bytes) -> CheckpointObject:
+        """Return the name of these bytes."""
+        return cls(digest_of_bytes(data), len(data))
+
+
+def digest_of_bytes(data: bytes) -> str:
+    """Return the digest by which an archive names bytes: blake2b-256 in hex."""
+    return hashlib.blake2b(data, digest_size=32).hexdigest()
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):

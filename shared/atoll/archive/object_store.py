@@ -19,6 +19,7 @@ import os
 import secrets
 import stat
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -80,13 +81,11 @@ class FolderArchive:
         """Write beside, sync, move into place, sync the folder. A link in that place is replaced, not followed."""
         target = self._place(path)
         beside = target.with_name(f"{BESIDE}{secrets.token_hex(4)}-{target.name}")
-        try:
+        with _disk_faults(self.where):
             target.parent.mkdir(parents=True, exist_ok=True)
             write_whole(target, data, draft=beside)
             for folder in target.relative_to(self._folder).parents:
                 _sync(self._folder / folder)
-        except OSError as error:
-            raise _unavailable(self.where, error.strerror or str(error)) from error
 
     def get(self, path: str, size_bytes_max: int) -> bytes:
         """Read a plain file, which a link or a pipe is not; its size is known before its bytes are read."""
@@ -94,9 +93,10 @@ class FolderArchive:
         try:
             with opened_file(place, follow=False) as file:
                 size_bytes = os.fstat(file.fileno()).st_size
-                if size_bytes > size_bytes_max:
-                    raise _too_large(path, size_bytes, size_bytes_max)
-                return _bounded(path, file.read(size_bytes + 1), size_bytes_max)
+                data = b"" if size_bytes > size_bytes_max else file.read(size_bytes + 1)
+                if max(size_bytes, len(data)) > size_bytes_max:
+                    raise _too_large(path, max(size_bytes, len(data)), size_bytes_max)
+                return data
         except (FileNotFoundError, NotADirectoryError):
             raise _missing(self.where, path) from None
         except NotRegular:
@@ -114,13 +114,11 @@ class FolderArchive:
             if top.is_symlink():
                 raise _no_file(self.where, prefix)
         found = []
-        try:
+        with _disk_faults(self.where):
             for folder, folders, files in os.walk(top, onerror=_unless_nothing_is_there):
                 for file in (Path(folder, name) for name in (*folders, *files)):
                     with contextlib.suppress(FileNotFoundError):
                         found += self._named(file)
-        except OSError as error:
-            raise _unavailable(self.where, error.strerror or str(error)) from error
         return sorted(found, key=lambda name: name.path)
 
     def _named(self, file: Path) -> list[Name]:
@@ -141,11 +139,9 @@ class FolderArchive:
 
     def remove(self, paths: list[str]) -> None:
         """Unlink the files, or a link in the place of one; empty folders stay."""
-        try:
+        with _disk_faults(self.where):
             for path in paths:
                 self._place(path).unlink(missing_ok=True)
-        except OSError as error:
-            raise _unavailable(self.where, error.strerror or str(error)) from error
 
     def _place(self, path: str) -> Path:
         """Return where an object lies; raise `CheckpointError` if that is outside the archive, or behind a link."""
@@ -169,55 +165,35 @@ class S3Archive:
 
     def put(self, path: str, data: bytes) -> None:
         """Put the object."""
-        import obstore  # noqa: PLC0415  (verbs without an archive never load it)
-        from obstore.exceptions import BaseError  # noqa: PLC0415
-
-        try:
-            obstore.put(self._store, path, data)
-        except (BaseError, OSError) as error:
-            raise _unavailable(self.where, _brief(error)) from error
+        with _s3_faults(self.where):
+            self._store.put(path, data)
 
     def get(self, path: str, size_bytes_max: int) -> bytes:
         """Get the object; its size is known before its bytes are read."""
-        import obstore  # noqa: PLC0415
-        from obstore.exceptions import BaseError  # noqa: PLC0415
-
-        try:
-            size_bytes = obstore.head(self._store, path)["size"]
-            if size_bytes > size_bytes_max:
-                raise _too_large(path, size_bytes, size_bytes_max)
-            # One request per part: the library bounds the time of each, and a large object takes as long as it takes.
-            ends = [(at, min(at + PART_BYTES, size_bytes)) for at in range(0, size_bytes, PART_BYTES)]
-            return b"".join(bytes(obstore.get_range(self._store, path, start=at, end=end)) for at, end in ends)
-        except FileNotFoundError:
-            raise _missing(self.where, path) from None
-        except (BaseError, OSError) as error:
-            raise _unavailable(self.where, _brief(error)) from error
+        with _s3_faults(self.where):
+            try:
+                size_bytes = self._store.head(path)["size"]
+                if size_bytes > size_bytes_max:
+                    raise _too_large(path, size_bytes, size_bytes_max)
+                # One request per part: the library bounds the time of each, and a large object takes as long as it takes.
+                ends = [(at, min(at + PART_BYTES, size_bytes)) for at in range(0, size_bytes, PART_BYTES)]
+                return b"".join(bytes(self._store.get_range(path, start=at, end=end)) for at, end in ends)
+            except FileNotFoundError:
+                raise _missing(self.where, path) from None
 
     def names(self, prefix: str) -> list[Name]:
         """List the prefix."""
-        import obstore  # noqa: PLC0415
-        from obstore.exceptions import BaseError  # noqa: PLC0415
-
-        try:
-            listed = [meta for page in obstore.list(self._store, prefix or None) for meta in page]
-        except (BaseError, OSError) as error:
-            raise _unavailable(self.where, _brief(error)) from error
+        with _s3_faults(self.where):
+            listed = [meta for page in self._store.list(prefix or None) for meta in page]
         found = [Name(meta["path"], meta["size"], meta["last_modified"].timestamp()) for meta in listed]
         return sorted(found, key=lambda name: name.path)
 
     def remove(self, paths: list[str]) -> None:
         """Delete the objects."""
-        import obstore  # noqa: PLC0415
-        from obstore.exceptions import BaseError  # noqa: PLC0415
-
-        for path in paths:
-            try:
-                obstore.delete(self._store, path)
-            except FileNotFoundError:
-                continue
-            except (BaseError, OSError) as error:
-                raise _unavailable(self.where, _brief(error)) from error
+        with _s3_faults(self.where):
+            for path in paths:
+                with contextlib.suppress(FileNotFoundError):
+                    self._store.delete(path)
 
 
 def open_archive(url: str) -> ArchiveStore:
@@ -269,14 +245,11 @@ def resolved(url: str) -> str:
 
 
 def _s3(url: str) -> ArchiveStore:
-    from obstore.exceptions import BaseError  # noqa: PLC0415
     from obstore.store import S3Store  # noqa: PLC0415
 
-    try:
+    with _s3_faults(url):
         retry = {"max_retries": RETRIES_MAX, "retry_timeout": timedelta(seconds=RETRY_S_MAX)}
         return S3Archive(S3Store.from_url(url, retry_config=retry), url)  # type: ignore[arg-type]  # its TypedDict
-    except (BaseError, OSError, ValueError) as error:
-        raise _unavailable(url, _brief(error)) from error
 
 
 def _sync(folder: Path) -> None:
@@ -287,10 +260,22 @@ def _sync(folder: Path) -> None:
         os.close(handle)
 
 
-def _bounded(path: str, data: bytes, size_bytes_max: int) -> bytes:
-    if len(data) > size_bytes_max:
-        raise _too_large(path, len(data), size_bytes_max)
-    return data
+@contextlib.contextmanager
+def _disk_faults(where: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _unavailable(where, error.strerror or str(error)) from error
+
+
+@contextlib.contextmanager
+def _s3_faults(where: str) -> Iterator[None]:
+    from obstore.exceptions import BaseError  # noqa: PLC0415  (verbs without an archive never load it)
+
+    try:
+        yield
+    except (BaseError, OSError, ValueError) as error:
+        raise _unavailable(where, _brief(error)) from error
 
 
 def _too_large(path: str, size_bytes: int, size_bytes_max: int) -> CheckpointError:

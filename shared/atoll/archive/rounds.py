@@ -23,7 +23,7 @@ import msgspec
 
 from atoll.archive.checkpoints import MANIFEST_BYTES_MAX, CheckpointObject, founding
 from atoll.archive.object_store import ArchiveStore
-from atoll.archive.seals import Seals, digest_of_bytes
+from atoll.archive.seals import Seals, read_object
 from atoll.base.errors import CheckpointError
 from atoll.base.parsing import parsed
 from atoll.base.quantities import Count, Digest, Epoch, ShardNumber
@@ -120,7 +120,7 @@ class RoundStore:
 
     def put_object(self, data: bytes) -> CheckpointObject:
         """Store bytes under their digest."""
-        found = CheckpointObject(digest_of_bytes(data), len(data))
+        found = CheckpointObject.of(data)
         self.object_store.put(self.place(found), data)
         return found
 
@@ -130,12 +130,7 @@ class RoundStore:
 
     def get_object(self, found: CheckpointObject) -> bytes:
         """Return an object's bytes; raise `CheckpointError` when they are missing or others than were stored."""
-        data = self.object_store.get(self.place(found), found.size_bytes)
-        if len(data) != found.size_bytes or digest_of_bytes(data) != found.digest:
-            raise CheckpointError(
-                "an object of the archive is damaged", got=self.place(found), allowed="bytes that match its name"
-            )
-        return data
+        return read_object(self.object_store, self.place(found), found)
 
     def put_round(self, made: RetainedRound) -> int:
         """Store a round; everything that it names is stored already. Return the bytes."""

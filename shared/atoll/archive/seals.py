@@ -5,8 +5,7 @@ The digest, on a line of its own, tells damage. A signature tells who wrote the 
 
 from __future__ import annotations
 
-import hashlib
-
+from atoll.archive.checkpoints import CheckpointObject, digest_of_bytes
 from atoll.archive.object_store import ArchiveStore
 from atoll.base.errors import CheckpointError, PeerMisbehaved
 from atoll.bus.interface import Signatures
@@ -61,6 +60,9 @@ class Seals:
             ) from error
 
 
-def digest_of_bytes(data: bytes) -> str:
-    """Return the name of bytes in an archive: blake2b-256 in hex."""
-    return hashlib.blake2b(data, digest_size=32).hexdigest()
+def read_object(object_store: ArchiveStore, path: str, found: CheckpointObject) -> bytes:
+    """Return an object's bytes; raise `CheckpointError` when they are missing or not those that were archived."""
+    data = object_store.get(path, found.size_bytes)
+    if CheckpointObject.of(data) != found:
+        raise CheckpointError("an object of the archive is damaged", got=path, allowed="bytes that match its name")
+    return data

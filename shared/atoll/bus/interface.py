@@ -127,10 +127,8 @@ class Consumer(Protocol):
     async def drained(self) -> bool | None:
         """Return whether the broker reports nothing queued and nothing unsettled; None without an answer.
 
-        While messages keep coming there is no such moment. Then it is enough that all is settled that was queued when this
-        was asked the last time.
-
-        Raises `RecordConflict` if this reader took the queue over and another reader has removed it since.
+        While messages keep coming it is enough that all is settled that was queued at the last question. Raises
+        `RecordConflict` if this reader took the queue over and another reader has removed it since.
         """
 
     async def close(self) -> None:
@@ -174,21 +172,17 @@ class Bus(Protocol):
     async def provision(self, stream_bytes_max: int, bulk: Sequence[str] = ()) -> None:
         """Create those of the run's streams that do not exist; each that holds tensors may have so many bytes.
 
-        `bulk` are the addresses of further brokers that keep fragments of the run (`RunRecord.bulk`).
-
-        Only who founds or rebuilds a run does that: a reader must leave nothing behind. Raises `StorageFull` (the broker has
-        no room for such bounds) or `SettingsError` (a stream of that name is no stream of ours).
+        `bulk` are the addresses of further brokers that keep fragments of the run (`RunRecord.bulk`). For a founder or
+        rebuilder alone. Raises `StorageFull` (no room for such bounds) or `SettingsError` (a stream of that name is not ours).
         """
 
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
         """Store `payload` under `stem` and return its reference once every piece is acknowledged.
 
-        The caller hands bytes down: the bus cuts a buffer into pieces, and an `Upload` yields its missing pieces.
-
         Idempotent: storing the same bytes under the same stem again changes nothing. Where the first writer wins
-        (contributions of a run of wire version 6), other bytes change nothing either, and only a reader's check of
-        the digest tells. A failed `Upload` continues where it was when the caller passes it again. Raises
-        `StorageFull` if the stream still has no room after retries, and any error from making a piece.
+        (contributions), other bytes change nothing either, and only a reader's check of the digest tells. A failed `Upload`
+        continues where it was when the caller passes it again. Raises `StorageFull` if the stream still has no room after
+        retries, and any error from making a piece.
         """
 
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
@@ -230,9 +224,8 @@ class Bus(Protocol):
         Returns the new revision. Raises `RecordConflict` if another writer was first. After a time-out the bus reads
         back: if the stored value is ours, it returns that revision.
 
-        `reconnects` is what `Bus.reconnects` said when everything that the record names was stored. On a later connection
-        the bus does not send the record and raises `BrokerUnavailable`: a broker that lost power may have lost acknowledged
-        data.
+        `reconnects` is what `Bus.reconnects` said when all that the record names was stored. On a later connection the bus
+        raises `BrokerUnavailable` instead: a broker that lost power may have lost acknowledged data.
         """
 
     def reconnects(self, subject: str) -> int:
@@ -253,9 +246,8 @@ class Bus(Protocol):
     async def consume(self, subject_filter: str, *, durable: str, takeover: bool = False) -> Consumer:
         """Resume (or create) the durable consumer of a work queue.
 
-        With `takeover` every other durable reader of this filter loses its place and gets nothing more. The messages
-        that it holds are delivered again at once, although it may still exist: a frozen or disconnected reader cannot
-        return them. Raises `RecordConflict` if another reader takes the queue over at the same moment.
+        With `takeover` every other durable reader of this filter loses its place, and the messages that it holds are delivered
+        again at once. Raises `RecordConflict` if another reader takes the queue over at the same moment.
         """
 
     async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
@@ -276,8 +268,7 @@ class Bus(Protocol):
     async def ask(self, subject: str, data: bytes, *, timeout_s: float, answer_at: str = "") -> bytes | None:
         """Send and return the first answer, or None if none came within `timeout_s`, or nobody listens.
 
-        The answer comes to an inbox that only the broker knows, or on `answer_at`, a subject that nobody else uses: so the
-        broker lets only those answer who may send there, and a signature says which question was answered.
+        The answer comes to an inbox that only the broker knows, or on `answer_at`, a subject that nobody else uses.
         """
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from atoll.base.clock import Clock, SystemClock
-from atoll.base.errors import BlobGone, BrokerUnavailable, ProtocolMisuse, QueueFull, RecordConflict, StorageFull
+from atoll.base.errors import BlobGone, BrokerUnavailable, ProtocolMisuse, QueueFull, RecordConflict
 from atoll.bus.interface import CoreMessage, QueueTurns, Record, Signatures, StoredCounts, StoredEvent
 from atoll.bus.streams import (
     GIB,
@@ -26,6 +26,9 @@ from atoll.bus.streams import (
     fitted_plan,
     info_header,
     live_plan,
+    no_room,
+    queue_full,
+    record_conflict,
     stream_of,
     stream_plan,
 )
@@ -79,10 +82,11 @@ class MemoryStream:
         self.kept: dict[int, StoredMessage] = {}
         self.places: dict[str, QueuePlace] = {}
         self.size_bytes = 0
+        self.newest = SEQUENCE_FIRST
+        """The largest sequence number that was given out."""
         self._prefix = prefix
         self._clock = clock
         self._tell = tell
-        self._sequence = SEQUENCE_FIRST
         self._by_subject: dict[str, list[int]] = {}
         self._ids: dict[str, tuple[int, float]] = {}
 
@@ -93,17 +97,12 @@ class MemoryStream:
         self._forget_old()
         current = self.revision(subject)
         if expected is not None and expected != current:
-            raise RecordConflict(
-                "someone else wrote the record first",
-                got=f"revision {current} of {subject}",
-                allowed=f"revision {expected}",
-                todo="read it again and decide anew",
-            )
+            raise record_conflict(subject, current, expected)
         if msg_id in self._ids:
             return self._ids[msg_id][0]
-        kept = StoredMessage(self._sequence + 1, subject, data, msg_id, self._clock.monotonic(), self._clock.wall())
+        kept = StoredMessage(self.newest + 1, subject, data, msg_id, self._clock.monotonic(), self._clock.wall())
         self._make_room(kept)
-        self._sequence = kept.sequence
+        self.newest = kept.sequence
         self.kept[kept.sequence] = kept
         self.size_bytes += kept.size_bytes
         self._by_subject.setdefault(subject, []).append(kept.sequence)
@@ -129,17 +128,9 @@ class MemoryStream:
         of_subject = self._by_subject.get(kept.subject, [])
         crowded = bool(plan.per_subject) and len(of_subject) >= plan.per_subject
         if crowded and plan.keeps_first:
-            raise QueueFull(
-                "the queue holds its bound for this subject",
-                got=kept.subject,
-                allowed=f"{plan.per_subject} per subject",
-            )
+            raise queue_full(kept.subject, f"{plan.per_subject} per subject")
         if plan.discard == "new" and self.size_bytes + kept.size_bytes > plan.bytes_max:
-            raise StorageFull(
-                "the stream has no room",
-                got=f"{kept.subject}: {self.size_bytes} of {plan.bytes_max} bytes",
-                todo="raise stream_bytes_max, free the disk, or let consumers catch up",
-            )
+            raise no_room(f"{kept.subject}: {self.size_bytes} of {plan.bytes_max} bytes")
         if crowded:
             self.remove(of_subject[0])
         while self.kept and self.size_bytes + kept.size_bytes > plan.bytes_max:
@@ -220,10 +211,10 @@ class MemoryStream:
         """Remove what matches, but for the newest `keep`, and return the number."""
         if self.plan.append_only:
             raise ProtocolMisuse("this stream is append-only", got=subject_filter)
-        gone = self.purged(subject_filter, keep)
-        for kept in gone:
+        purged = self.purged(subject_filter, keep)
+        for kept in purged:
             self.remove(kept.sequence)
-        return len(gone)
+        return len(purged)
 
     def place(self, durable: str, subject_filter: str) -> QueuePlace:
         """Return the durable place, new or as it was left."""
@@ -235,11 +226,6 @@ class MemoryStream:
             if place.subject_filter == subject_filter:
                 place.gone = True
                 del self.places[durable]
-
-    @property
-    def newest(self) -> int:
-        """Return the largest sequence number that was given out."""
-        return self._sequence
 
     def take(self, place: QueuePlace) -> tuple[StoredMessage, bool] | None:
         """Return the oldest message that is not out, and whether it was delivered before."""
@@ -353,10 +339,7 @@ class MemoryConsumer:
         deadline = loop.time() + timeout_s
         await asyncio.sleep(0)
         while not self._closed:
-            taken = self.stream.take(self._place)
-            if taken is not None:
-                delivery = MemoryDelivery(self, taken[0], redelivered=taken[1])
-                self._unsettled[delivery.sequence] = delivery
+            if (delivery := self._take()) is not None:
                 return delivery
             left = deadline - loop.time()
             if left <= 0:
@@ -374,11 +357,17 @@ class MemoryConsumer:
                     self._place.waiting.remove(news)
         return None
 
+    def _take(self) -> MemoryDelivery | None:
+        taken = None if self._closed else self.stream.take(self._place)
+        if taken is None:
+            return None
+        delivery = self._unsettled[taken[0].sequence] = MemoryDelivery(self, taken[0], redelivered=taken[1])
+        return delivery
+
     async def arrived(self, most: int) -> list[MemoryDelivery]:
         found: list[MemoryDelivery] = []
-        while len(found) < most and not self._closed and (taken := self.stream.take(self._place)) is not None:
-            found.append(MemoryDelivery(self, taken[0], redelivered=taken[1]))
-            self._unsettled[found[-1].sequence] = found[-1]
+        while len(found) < most and (delivery := self._take()) is not None:
+            found.append(delivery)
         return found
 
     async def drained(self) -> bool:
@@ -439,12 +428,6 @@ class MemoryBus:
         if self._closed:
             raise BrokerUnavailable("the bus is closed", todo="open a new one")
 
-    def _count_up(self, data: Buffer) -> None:
-        self.stats.bytes_up += len(data)
-
-    def _count_down(self, data: Buffer) -> None:
-        self.stats.bytes_down += len(data)
-
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
         stream = await self._stream(f"{stem}.0")
         upload = Upload.of(payload)
@@ -452,7 +435,7 @@ class MemoryBus:
             async for number, piece in pieces:
                 subject = f"{stem}.{number}"
                 stream.store_piece(subject, bytes(piece), f"c{next(self._broker.nonces)}")
-                self._count_up(piece)
+                self.stats.bytes_up += len(piece)
                 self.stats.blob_bytes_up += len(piece)
                 upload.stored.add(number)
         return upload.ref(stem)
@@ -467,7 +450,7 @@ class MemoryBus:
             if kept is None:
                 got = f"{download.ref.stem}.{number} of {download.ref.chunks}"
                 raise BlobGone("chunks of a blob are missing", got=got)
-            self._count_down(kept.data)
+            self.stats.bytes_down += len(kept.data)
             self.stats.blob_bytes_down += len(kept.data)
             download.take(number, kept.data)
             yield [(number, kept.data)]
@@ -499,7 +482,7 @@ class MemoryBus:
         revision = stream.store(subject, bytes(data), nonce, expected=expected, info=info_header(info))
         if self._live.copies == (stream.plan.name, subject):
             self._keep_last(subject, bytes(data))
-        self._count_up(data)
+        self.stats.bytes_up += len(data)
         return revision
 
     def _keep_last(self, subject: str, data: bytes) -> None:
@@ -512,21 +495,20 @@ class MemoryBus:
         kept = (await self._stream(subject)).last(subject)
         if kept is None:
             return None
-        self._count_down(kept.data)
+        self.stats.bytes_down += len(kept.data)
         return Record(subject, kept.data, kept.sequence)
 
     async def get_records(self, subject_filter: str) -> list[Record]:
         stream = await self._stream(subject_filter)
         found = [kept for subject in stream.subjects(subject_filter) if (kept := stream.last(subject)) is not None]
-        for kept in found:
-            self._count_down(kept.data)
+        self.stats.bytes_down += sum(len(kept.data) for kept in found)
         return [Record(kept.subject, kept.data, kept.sequence) for kept in found]
 
     async def publish(self, subject: str, data: bytes, *, msg_id: str, info: Info | None = None) -> None:
         check_size(subject, data)
         stream = await self._stream(subject)
         stream.store(subject, bytes(data), msg_id, info=info_header(info))
-        self._count_up(data)
+        self.stats.bytes_up += len(data)
 
     async def consume(self, subject_filter: str, *, durable: str, takeover: bool = False) -> MemoryConsumer:
         stream = await self._stream(subject_filter)
@@ -539,14 +521,13 @@ class MemoryBus:
 
     async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
         found = (await self._stream(subject_filter)).select(subject_filter, after)[:limit]
-        for kept in found:
-            self._count_down(kept.data)
+        self.stats.bytes_down += sum(len(kept.data) for kept in found)
         return [StoredEvent(kept.sequence, kept.subject, kept.data, kept.stored_s) for kept in found]
 
     async def tell(self, subject: str, data: bytes) -> None:
         check_size(subject, data)
         await self._give_way()
-        self._count_up(data)
+        self.stats.bytes_up += len(data)
         self._tell_feeds(CoreMessage(subject, bytes(data)))
 
     def _tell_feeds(self, core_message: CoreMessage) -> None:
@@ -588,7 +569,7 @@ class MemoryBus:
         self._broker.feeds[feed] = inbox
         try:
             self._broker.core_message(CoreMessage(subject, bytes(data), inbox))
-            self._count_up(data)
+            self.stats.bytes_up += len(data)
             answer = await feed.next(timeout_s)
         finally:
             await feed.close()

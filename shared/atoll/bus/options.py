@@ -104,35 +104,30 @@ class BusOptions:
         connect_s: one attempt to reach a broker.
         patience_s: how long `open` keeps trying before `BrokerUnavailable`.
         try_s: how long one request waits for its answer before it is sent again under the same id.
-        first_try_s: the same for the first `SHORT_TRIES` tries where the broker is a cluster; each further one waits twice
-            as long, up to `try_s`.
+        first_try_s: the same for the first `SHORT_TRIES` tries where the broker is a cluster; then twice as long each time.
         total_s: how long one call of the bus survives an outage in all.
         full_s: how long a call waits for room in a stream or queue before `StorageFull` or `QueueFull`.
         gone_s: how long a reader waits for missing chunks (a mirror may lag) before `BlobGone`.
-        ack_wait_s: when a delivery that is neither settled nor held is delivered again, for example one that was under way when
-            a node died. A shard that leaves serves its queue for longer than that.
+        ack_wait_s: when a delivery that is neither settled nor held is delivered again. A shard that leaves serves its queue
+            for longer than that.
         reconnect_s: pause between attempts to reconnect.
         watch_s: interval of the watchdog's echo; at most `WATCH_OF_NODES_S` where another node can be had.
         echo_s: how long an echo may take; three slow ones in a row cut the connection. At most `ECHO_OF_NODES_S` likewise.
-        bulk_connections: number of connections that carry only chunks, for writing and again for reading; each is
-            opened at its first use. 0 sends chunks over the main connection. More than one helps only where loss limits
-            what one connection carries.
-        bulk_congestion: the congestion control that connections for chunks request from the kernel, if it exists and is
-            permitted; empty for the system's own. Controls that take loss for a full link (cubic, reno) move a fortieth
-            of 100 Mbit/s over 50 ms where one packet in a hundred is lost. Concerns what we send; the broker's host
-            decides for the broker.
+        bulk_connections: number of connections that carry only chunks, for writing and again for reading; 0 sends chunks over
+            the main connection. More than one helps only where loss limits what one connection carries.
+        bulk_congestion: the congestion control that these request from the kernel, if it is permitted; empty for the system's
+            own. Those that take loss for a full link (cubic, reno) move a fortieth of 100 Mbit/s over 50 ms where one packet
+            in a hundred is lost. It concerns what we send; the broker's host decides for the broker.
         window: pieces in flight while writing a blob, at most.
-        ack_pending_max: deliveries a durable consumer may hold unsettled; more than a quorum of every fragment needs,
-            or a shard would wait for contributions that the broker does not deliver.
+        ack_pending_max: deliveries a durable consumer may hold unsettled; more than a quorum of every fragment needs.
         replicas: copies of each stream that this process creates, on as many nodes of one cluster.
         taps: whether the taps of streams that this process creates have "bodies", or "headers" only.
         peers_s: how long a founder waits for so many nodes.
-        region: the region whose synchronizer folds what this process sends, or for which it folds; empty for none. If the
-            broker is that region's leaf, the chunks of contributions stay there (`atoll.bus.nats.region`).
+        region: the region whose synchronizer folds what this process sends, or for which it folds; empty for none.
         bulk: where this process reaches the further brokers of a run (`atoll.bus.spread`); empty for the founder's addresses.
         credentials: who we are, for a broker that asks; with them nothing is sent but over TLS.
         own_thread: whether the connection has a thread of its own, so that a caller who blocks its loop for seconds loses no
-            connection. Without one it runs in the loop that opens it: a small request then costs half as much.
+            connection. Without one a small request costs half as much.
     """
 
     connect_s: float = 2.0

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced, SettingsError
 from atoll.base.logs import get
-from atoll.base.retry import all_of
+from atoll.base.retry import all_of, ended
 from atoll.base.wording import few
 from atoll.bus.interface import ForwardingBus, StoredCounts
 from atoll.bus.subscriptions import BufferedSubscription
@@ -245,16 +245,10 @@ class SpreadBus(ForwardingBus):
         return merged
 
     async def _hush(self, merged: BufferedSubscription) -> None:
-        await _cancel(self._feeders.pop(merged, []))
+        await ended(self._feeders.pop(merged, []))
 
     async def close(self) -> None:
         """Close the buses to all brokers."""
         for merged in list(self._feeders):
             await merged.close()
         await asyncio.gather(*(bus.close() for bus in (self._inner, *self._further.values())))
-
-
-async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

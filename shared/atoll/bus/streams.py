@@ -24,7 +24,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from atoll.base.errors import ProtocolMisuse
+from atoll.base.errors import ProtocolMisuse, QueueFull, RecordConflict, StorageFull
 from atoll.wire.limits import CHUNK_BYTES, INFO_BYTES_MAX, INFO_HEADER, MESSAGE_BYTES_MAX, Buffer, Info
 from atoll.wire.subjects import SUM, Subjects, matches
 
@@ -201,6 +201,27 @@ def stream_of(plans: tuple[StreamPlan, ...], subject_filter: str) -> StreamPlan:
         got=subject_filter,
         allowed=", ".join(kept for plan in plans for kept in plan.subjects),
     )
+
+
+def record_conflict(subject: str, revision: int, expected: int | None) -> RecordConflict:
+    """Return the error for a record that has another revision than its writer expected."""
+    return RecordConflict(
+        "someone else wrote the record first",
+        got=f"revision {revision} of {subject}",
+        allowed=f"revision {expected}",
+        todo="read it again and decide anew",
+    )
+
+
+def queue_full(subject: str, bound: str) -> QueueFull:
+    """Return the error for a subject that has all the messages that it takes."""
+    return QueueFull("the queue holds its bound for this subject", got=subject, allowed=bound)
+
+
+def no_room(got: str) -> StorageFull:
+    """Return the error for a stream that can take no more bytes."""
+    todo = "raise stream_bytes_max, free the disk, or let consumers catch up"
+    return StorageFull("the stream has no room", got=got, todo=todo)
 
 
 def check_size(subject: str, data: Buffer) -> None:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -24,6 +24,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from atoll.base.errors import SettingsError
 
+E = TypeVar("E", bound=x509.ExtensionType)
 AUTHORITY_DAYS: Final = 3650
 BROKER_DAYS: Final = 825
 WARN_DAYS: Final = 30
@@ -132,27 +133,24 @@ def ends_at_s(certificate: str) -> float:
 
 def hosts_of(certificate: str) -> tuple[str, ...]:
     """Return the names and addresses of hosts in a certificate."""
-    try:
-        names = x509.load_pem_x509_certificate(certificate.encode()).extensions.get_extension_for_class(
-            x509.SubjectAlternativeName
-        )
-    except x509.ExtensionNotFound:
+    names = _extension(certificate, x509.SubjectAlternativeName)
+    if names is None:
         return ()
-    return (
-        *names.value.get_values_for_type(x509.DNSName),
-        *(str(address) for address in names.value.get_values_for_type(x509.IPAddress)),
-    )
+    addresses = names.get_values_for_type(x509.IPAddress)
+    return (*names.get_values_for_type(x509.DNSName), *map(str, addresses))
 
 
 def serves_nodes(certificate: str) -> bool:
     """Return whether the nodes of a cluster may show a certificate to each other, as servers and as clients."""
+    uses = _extension(certificate, x509.ExtendedKeyUsage)
+    return uses is None or set(_BOTH_ENDS) <= set(uses)
+
+
+def _extension(certificate: str, kind: type[E]) -> E | None:
     try:
-        uses = x509.load_pem_x509_certificate(certificate.encode()).extensions.get_extension_for_class(
-            x509.ExtendedKeyUsage
-        )
+        return x509.load_pem_x509_certificate(certificate.encode()).extensions.get_extension_for_class(kind).value
     except x509.ExtensionNotFound:
-        return True
-    return set(_BOTH_ENDS) <= set(uses.value)
+        return None
 
 
 def pin(certificate: str) -> str:

@@ -219,22 +219,19 @@ HUB_PIECES_MAX: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
-class LinkMeasured:
-    """One look at a link: the shortest echo in seconds, and bits per second each way; those down are what we saw at least."""
-
-    echo_s: float
-    up_bits_per_s: float
-    down_bits_per_s: float
-    bytes_moved: int
-
-
-@dataclass(frozen=True, slots=True)
 class HubLinkMeasured:
     """One look at the link of a region: the shortest echo of the hub in seconds, and bits per second to it."""
 
     echo_s: float
     up_bits_per_s: float
     bytes_moved: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkMeasured(HubLinkMeasured):
+    """One look at a link, both ways; the bits per second down are what we saw at least."""
+
+    down_bits_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +369,7 @@ class BrokerProbe:
         down_s = max(1e-6, arrived[-1] - arrived[0]) if len(arrived) > 1 else float("inf")
         bits = 8 * PIECE_BYTES
         return LinkMeasured(
-            echo_s, bits * sent / up_s, bits * (len(arrived) - 1) / down_s, PIECE_BYTES * (sent + len(arrived))
+            echo_s, bits * sent / up_s, PIECE_BYTES * (sent + len(arrived)), bits * (len(arrived) - 1) / down_s
         )
 
     async def _echo_s(self) -> float:

@@ -70,10 +70,8 @@ class UploadWindow:
 def bulk_connections(connection: Connection) -> Iterator[JetStream]:
     """Yield the connections that carry chunks in one direction, in turn, for ever; in the connection's loop.
 
-    They are `options.bulk_connections` branches of `connection`, or `connection` itself. They are opened at the first
-    use, so a process that only reads records holds one connection to the broker. Writing and reading have connections
-    of their own: a page request is small and would wait behind written chunks. A call stays on its connection, retries
-    included.
+    They are `options.bulk_connections` branches of `connection`, opened at the first use, or `connection` itself. Writing and
+    reading have connections of their own: a page request would wait behind written chunks.
     """
     branches = [JetStream(connection.branch()) for _ in range(connection.options.bulk_connections)]
     yield from itertools.cycle(branches or [JetStream(connection)])

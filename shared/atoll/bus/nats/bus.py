@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from itertools import islice, repeat
 
 from nats.aio.msg import Msg
@@ -156,16 +156,12 @@ class JetStreamBus:
         return await self._connection.call(stored_runs(self._jetstream))
 
     async def stream_states(self) -> list[StreamState]:
-        try:
+        with _public("the broker does not say how full its streams are"):
             return await self._connection.call(stream_states(self._jetstream, self._plans))
-        except Unanswered as reason:
-            raise BrokerUnavailable("the broker does not say how full its streams are", got=str(reason)) from reason
 
     async def nodes(self, wait_s: float) -> list[NodeStatus]:
-        try:
+        with _public("the broker does not say what its nodes are"):
             return await self._connection.call(node_statuses(self._connection, wait_s))
-        except Unanswered as reason:
-            raise BrokerUnavailable("the broker does not say what its nodes are", got=str(reason)) from reason
 
     async def remove_run(self) -> int:
         return await self._connection.call(remove_run(self._jetstream, self._subjects.run))
@@ -244,21 +240,15 @@ class JetStreamBus:
 
     async def count_stored(self, subject_filter: str, *, more_than: int) -> StoredCounts:
         plan = stream_of(self._plans, subject_filter)
-        try:
+        with _public("the broker does not say what it keeps", subject_filter):
             return await self._connection.call(count_by_subject(self._jetstream, plan.name, subject_filter, more_than))
-        except Unanswered as reason:
-            raise BrokerUnavailable("the broker does not say what it keeps", got=str(reason)) from reason
-        except ApiRefusal as reason:
-            raise reason.public(subject_filter) from reason
 
     async def purge(self, subject_filter: str, *, keep: int = 0) -> int:
         plan = stream_of(self._plans, subject_filter)
         which = {"filter": subject_filter, **({"keep": keep} if keep else {})}
         purge = self._jetstream.api(f"STREAM.PURGE.{plan.name}", which)
-        try:
+        with _public("the broker does not say what it has purged", subject_filter):
             answer = await self._connection.call(purge)
-        except ApiRefusal as reason:
-            raise reason.public(subject_filter) from reason
         purged = answer.get("purged")
         return purged if isinstance(purged, int) else 0
 
@@ -348,10 +338,8 @@ class JetStreamBus:
             self.stats.bytes_down += len(message.data)
             feed.push(CoreMessage(message.subject, message.data, message.reply or None, message.headers or {}))
 
-        try:
+        with _public("cannot listen", todo="check that the broker runs"):
             return connection, await connection.subscribe(subject_filter, on_message)
-        except Unanswered as reason:
-            raise BrokerUnavailable("cannot listen", got=reason, todo="check that the broker runs") from reason
 
     async def _hush(self, feed: BufferedSubscription) -> None:
         connection, key = self._feeds.pop(feed, (None, 0))
@@ -383,3 +371,14 @@ class JetStreamBus:
                 feed.end()
         finally:
             await self._connection.stop()
+
+
+@contextlib.contextmanager
+def _public(what: str, subject: str = "", todo: str | None = None) -> Iterator[None]:
+    """Raise what a caller of the bus knows in place of what JetStream answers, or does not answer."""
+    try:
+        yield
+    except Unanswered as reason:
+        raise BrokerUnavailable(what, got=str(reason), todo=todo) from reason
+    except ApiRefusal as reason:
+        raise reason.public(subject) from reason

@@ -245,13 +245,9 @@ class Connection:
     async def request_at(self, answer_at: str, subject: str, payload: bytes, timeout_s: float) -> Msg:
         """Return the first message on `answer_at` after a question on `subject`.
 
-        An answer to an inbox passes every door, because an inbox is any subject. Where the answer comes from a region, the hub
-        would have to let the region's broker write to the inboxes of shards: it could then answer for JetStream, too. So the
-        asker names a subject that only the asked one may write on (`atoll.keys.rights`), and nobody has used before.
-
-        Raises:
-            Unanswered: none came in time, nobody listens, or the connection was lost.
-            AccessDenied: we may not ask there, or not hear the answer.
+        For an answer from a region: a region's broker that may write to the inboxes of shards could answer for JetStream, too.
+        So the asker names a subject that only the asked one may write on (`atoll.keys.rights`), and nobody has used before.
+        Raises `Unanswered`, or `AccessDenied` if we may not ask there, or not hear the answer.
         """
         first: asyncio.Future[Msg] = self.loop.create_future()
 
@@ -589,12 +585,12 @@ class Admission:
 class Answers:
     """The answers that are awaited below `inbox`. Everything runs in the connection's loop.
 
-    A round of a tiny fragment is some twenty requests, so what one costs is what the round costs. With nats-py's requests each
-    has two tasks, two timers and a queue on its way back; here it is one future and one timer. Everything that ends a request
-    settles that future: its answer, the broker's refusal (`Admission.denial`), the loss of the connection, the time-out.
+    A request costs one future and one timer, where nats-py has two tasks, two timers and a queue. Everything that ends a
+    request settles that future: its answer, the broker's refusal (`Admission.denial`), the loss of the connection, the
+    time-out.
 
-    Nobody may guess where an answer is awaited, also not from the subjects of earlier ones: every request has a subject of its
-    own below the inbox, of random digits. They are drawn many at a time, because a draw is a call of the kernel.
+    Nobody may guess where an answer is awaited: every request has a subject of its own below the inbox, of random digits. They
+    are drawn many at a time, because a draw is a call of the kernel.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, inbox: str) -> None:
@@ -654,11 +650,10 @@ class Answers:
 class AnswerOrder:
     """The requests of one connection, numbered in the order of sending; `answers` counts those that have one.
 
-    On a slow link a request waits for as long as bytes move: its payload, or those before it, may still be on their way. But an
-    answer can be lost while everything else moves, for example where nodes of a cluster lose their routes and make them anew. A
-    stream answers in the order in which it was asked. So a request whose answer is missing while `OVERTAKEN` later ones have
-    theirs is sent again after its first try, as on a link where nothing moves. (Requests to several streams may overtake each
-    other by a few; and one that is sent twice is stored once.)
+    On a slow link a request waits for as long as bytes move. But an answer can be lost while everything else moves, for example
+    where nodes of a cluster make their routes anew. A stream answers in the order in which it was asked. So a request whose
+    answer is missing while `OVERTAKEN` later ones have theirs is sent again after its first try. (Requests to several streams
+    may overtake each other by a few.)
     """
 
     def __init__(self) -> None:
@@ -689,13 +684,12 @@ class AnswerOrder:
 class ConnectionLoop:
     """The loop in which a connection and its branches do their work: of a thread of its own, or the one that opened it.
 
-    A thread of its own keeps a connection alive while its caller blocks his loop for seconds: a command line, a test, a tour.
-    Each call then crosses from loop to loop and back, two futures, two awakenings and two hand-overs of the interpreter's lock:
-    some 100 us for a message that costs 6 us to send. Shards and islands make a dozen calls a round, and do nothing long in
-    their loops; so their connections live there (`BusOptions.own_thread`).
+    A thread of its own keeps a connection alive while its caller blocks its loop for seconds. Each call then crosses from
+    loop to loop and back: some 100 us for a message that costs 6 us to send. Shards and islands do nothing long in their
+    loops, so their connections live there (`BusOptions.own_thread`).
 
     Closing ends every call that is under way, in either place, with `BrokerUnavailable`. In the caller's own loop the calls are
-    part of his tasks, so these are cancelled, and the cancellation is taken back where the call was made. Closing is a task of
+    part of its tasks, so these are cancelled, and the cancellation is taken back where the call was made. Closing is a task of
     its own: it goes on when its caller is cancelled, for nobody calls it again.
     """
 
@@ -759,9 +753,8 @@ def _closed_meanwhile() -> BrokerUnavailable:
 class Complaints:
     """The complaints of nats-py about one connection since it was connected last; `text` has them all.
 
-    A bus has several connections to one broker, and whatever happens to the broker happens to all of them. So a complaint is
-    logged by the first connection that has it, and not again until one of them is connected. A socket that ended is no
-    complaint of its own: the line `bus.disconnected` says it.
+    A bus has several connections to one broker, so a complaint is logged by the first that has it, and not again until one of
+    them is connected. A socket that ended is no complaint of its own: the line `bus.disconnected` says it.
     """
 
     def __init__(self, bus: str, of_trunk: Self | None = None) -> None:
@@ -789,9 +782,8 @@ class Complaints:
 async def watch(connection: Connection) -> None:
     """Cut `connection` after three echoes in a row that did not come back; for ever.
 
-    On a connection for bulk an echo waits behind megabytes in buffers that we cannot see. There it is late only if meanwhile
-    nothing came in and nothing was sent of a queue that still stands. The broker counts as away from the first echo that is
-    late (`BusStats.lose`).
+    On a connection for bulk an echo is late only if meanwhile nothing came in and nothing was sent of a queue that still
+    stands. The broker counts as away from the first echo that is late (`BusStats.lose`).
     """
     failures, silent_s = 0, 0.0
     clock = asyncio.get_running_loop().time
@@ -827,8 +819,7 @@ def _is_busy(connection: Connection, before: Movement) -> bool:
 def report_waiting(url: str, patience_s: float) -> Iterator[None]:
     """Log every few seconds for how long the first connection is still tried, and why in vain so far.
 
-    A broker that does not answer may be starting. So may a host that no name server knows: the name of a container comes with
-    the container. Both are asked again and again, and a person is told which of the two it is.
+    A broker that does not answer may be starting, and the name of a container comes with the container.
     """
     hosts = [urlsplit(each).hostname or "" for each in addresses(url)]
 

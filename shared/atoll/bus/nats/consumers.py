@@ -67,13 +67,13 @@ class QueueDelivery:
                 return
 
     async def drop(self) -> None:
-        await self.owner.connection.call(self.owner.let_go(self.reply))
+        await self.owner.connection.call(self.owner.settle(self.reply, b"+ACK"))
 
     async def hold(self) -> None:
         await self.owner.connection.call(self.owner.say(self.reply, b"+WPI"))
 
     async def release(self) -> None:
-        await self.owner.connection.call(self.owner.give_back(self.reply))
+        await self.owner.connection.call(self.owner.settle(self.reply, b"-NAK"))
 
 
 @dataclass(slots=True)
@@ -288,22 +288,17 @@ class QueueConsumer:
         with contextlib.suppress(Unanswered):
             await self.connection.send(reply, word, timeout_s=0.0)
 
-    async def let_go(self, reply: str) -> None:
-        """Say that a message is done with."""
+    async def settle(self, reply: str, word: bytes) -> None:
+        """Let go of a delivery: it is done with, or is to be delivered again now."""
         self.unsettled.pop(_place(reply), None)
-        await self.say(reply, b"+ACK")
-
-    async def give_back(self, reply: str) -> None:
-        """Ask for redelivery now."""
-        self.unsettled.pop(_place(reply), None)
-        await self.say(reply, b"-NAK")
+        await self.say(reply, word)
 
     async def _close(self) -> None:
         await self.connection.unsubscribe(self._key)
         await self._take(len(self._arrived))
         held = list(self.unsettled.values())
         for reply in held:
-            await self.give_back(reply)
+            await self.settle(reply, b"-NAK")
         if held:
             with contextlib.suppress(Unanswered):
                 await self.connection.echo(_CLOSE_S)

@@ -27,21 +27,14 @@ import msgspec
 from nats.aio.msg import Msg
 
 from atoll.base.clock import unix_s
-from atoll.base.errors import (
-    AtollError,
-    BrokerUnavailable,
-    ProtocolMisuse,
-    QueueFull,
-    RecordConflict,
-    RunReplaced,
-    StorageFull,
-)
+from atoll.base.errors import AtollError, BrokerUnavailable, ProtocolMisuse, RunReplaced
 from atoll.base.parsing import converted, parsed
 from atoll.base.retry import Unanswered, bounded, pause_s
 from atoll.bus.interface import STORED_AT, Record, StoredEvent
 from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.framing import DESCRIPTION, STATUS
 from atoll.bus.regions import HUB_DOMAIN, is_region
+from atoll.bus.streams import no_room, queue_full, record_conflict
 from atoll.wire.limits import Buffer
 
 WRONG_SEQUENCE = 10071
@@ -97,13 +90,9 @@ class ApiRefusal(Exception):
     def public(self, subject: str) -> AtollError:
         """Return the error for a caller of the bus."""
         if self.is_kept_first:
-            return QueueFull("the queue holds its bound for this subject", got=subject, allowed=self.description)
+            return queue_full(subject, self.description)
         if self.is_full:
-            return StorageFull(
-                "the stream has no room",
-                got=f"{subject}: {self.description}",
-                todo="raise stream_bytes_max, free the disk, or let consumers catch up",
-            )
+            return no_room(f"{subject}: {self.description}")
         if self.is_passing:
             return BrokerUnavailable("JetStream cannot serve now", got=str(self), todo="look at the broker's log")
         if self.err_code == NO_STREAM:
@@ -399,12 +388,7 @@ async def put_record(
             if owner == nonce:
                 return there.revision
             if refused or (expected is not None and there.revision != expected):
-                raise RecordConflict(
-                    "someone else wrote the record first",
-                    got=f"revision {there.revision} of {subject}",
-                    allowed=f"revision {expected}",
-                    todo="read it again and decide anew",
-                ) from reason
+                raise record_conflict(subject, there.revision, expected) from reason
             await patience.after(subject, reason)
         else:
             connection.stats.bytes_up += len(data)

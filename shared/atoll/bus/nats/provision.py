@@ -311,9 +311,8 @@ async def keep_live_stream(jetstream: JetStream, run: str) -> None:
     """Make the stream of `run` that holds what was heard last of each process whenever it may be missing, for ever.
 
     It is in memory (`atoll.bus.streams.live_plan`), and a single server forgets such a stream when it ends. So a shard looks
-    for it when it comes and after every reconnect, and makes it anew, with as many copies as the run's records. A run founded
-    by a release before gets it from the first shard of this one. The run does not need it. If the broker has no memory left for
-    it, or a door made by a release before does not let us ask, the log says so once, and watchers miss the last heartbeats.
+    for it when it comes and after every reconnect. The run does not need it: if the broker has no memory left for it, or does
+    not let us ask, the log says so once, and watchers miss the last heartbeats.
     """
     connection = jetstream.connection
     complained = False
@@ -366,12 +365,10 @@ async def _config_of(jetstream: JetStream, stream: str) -> dict[str, Any] | None
 async def keep_together(jetstream: JetStream, streams: Sequence[str], queue: str) -> None:
     """Look every few seconds, for ever, where `streams` and the consumers of `queue` are led, and bring them to one node.
 
-    Each stream, and each consumer of a queue, is led by one node of a cluster, and a new leader takes 4 to 9 seconds to be
-    elected. A commit needs all of them: it writes chunks, outer state and a head, and reads a queue. Led by three nodes, a run
-    would pause with every node that dies, and for the slowest of several elections. Led by one, it does not notice the death of
-    either of the two others. A handover takes a moment, not an election. It always goes to the first node by name of those that
-    have caught up, so that leaders do not wander from one dying node to the next where nodes are restarted in turn. Clients try
-    the addresses in their order, so where the first address is that node, nobody is connected to another one without need.
+    Each stream, and each consumer of a queue, is led by one node of a cluster; an election takes 4 to 9 seconds, and a commit
+    needs all of them. Led by one node, a run does not notice the death of either of the two others. A handover takes a moment,
+    not an election. It always goes to the first node by name of those that have caught up, so that leaders do not wander where
+    nodes are restarted in turn.
     """
     while True:
         await asyncio.sleep(LOOK_AT_LEADERS_S)

@@ -124,17 +124,15 @@ class RegionBus(ForwardingBus):
         """Yield the missing pieces, from what the leaf keeps as far as it has them."""
         if self._stays(download.ref.stem):
             here = download.elsewhere(self._subjects.kept(self._domain, download.ref.stem))
-            async with contextlib.aclosing(self._kept_pieces(here)) as pieces:
+            sources = [self._kept_pieces(here)]
+        elif self._is_mirrored(download.ref.stem) and await self._is_run_kept():
+            sources = [self._mirror_pieces(download), self._inner.pieces(download)]
+        else:
+            sources = [self._inner.pieces(download)]
+        for source in sources:
+            async with contextlib.aclosing(source) as pieces:
                 async for portion in pieces:
                     yield portion
-            return
-        if self._is_mirrored(download.ref.stem) and await self._is_run_kept():
-            async with contextlib.aclosing(self._mirror_pieces(download)) as pieces:
-                async for portion in pieces:
-                    yield portion
-        async with contextlib.aclosing(self._inner.pieces(download)) as pieces:
-            async for portion in pieces:
-                yield portion
 
     async def _kept_pieces(self, here: Download) -> AsyncGenerator[Portion]:
         try:
@@ -273,9 +271,9 @@ class RegionBus(ForwardingBus):
 class OutboxOrder:
     """The order in which what a process of a region writes reaches the hub: a manifest never before its chunks.
 
-    Once something of this process is in the outbox, or on its way there, all that follows goes there, too. When the outbox is
-    empty and nothing is on its way into it, all has been forwarded, and the process writes directly again. An outbox that is
-    found empty says nothing while chunks travel to the leaf, nor if some have begun to travel while it was asked.
+    Once something of this process is in the outbox, or on its way there, all that follows goes there, too, until the outbox is
+    empty. An outbox that is found empty says nothing while chunks travel to the leaf, nor if some have begun to travel while it
+    was asked.
     """
 
     def __init__(self, waiting: Callable[[], Awaitable[int | None]]) -> None:

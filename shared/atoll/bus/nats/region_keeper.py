@@ -366,12 +366,10 @@ class RegionKeeper:
 class HubWatch:
     """Health of a region's link: whether the hub answers through it. `answers` may be read by any thread.
 
-    A leaf serves its learners while its hub is away, so that its process lives says nothing of the link: a cut one, and a hub
-    that does not let the region in, look alike there. The watch asks the hub's JetStream for an answer, again and again, in the
-    loop of a connection to the leaf.
-
-    A closed link is known at once: nobody answers. One that carries nothing counts as cut after `STALE_S`, because the question
-    waits behind megabytes on a link that is full.
+    A leaf serves its learners while its hub is away, so that its process lives says nothing of the link. The watch asks the
+    hub's JetStream again and again, in the loop of a connection to the leaf. A closed link is known at once: nobody answers.
+    One that carries nothing counts as cut after `STALE_S`, because the question waits behind megabytes on a link that is
+    full.
     """
 
     def __init__(self, connection: Connection) -> None:
