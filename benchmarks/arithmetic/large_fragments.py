@@ -72,7 +72,6 @@ def main(*, gib: Annotated[float, "size of the fragment in float32"] = SIZE_BYTE
 
 
 def record_of(run: str, elements: int, quorum: int) -> RunRecord:
-    """Return a run of one fragment, which travels as it is."""
     protocol = ProtocolSettings(
         fragments=1,
         shards=1,

@@ -275,7 +275,6 @@ def peer_figure(peer: str, name: str, elements: int, seed: int) -> Figure:
 
 
 def all_cores(pool: ThreadPoolExecutor, total: Vector, vector: Vector) -> None:
-    """Do `total += vector / 2` on every core: the limit."""
     cuts = [total.size * number // cores() for number in range(cores() + 1)]
     half = np.float32(0.5)
     for done in [pool.submit(in_place, total[a:b], vector[a:b], half) for a, b in itertools.pairwise(cuts)]:

@@ -136,7 +136,6 @@ class DataParallel:
         self.params = params
 
     def step(self, batches: Sequence[Batch], rate: float) -> float:
-        """Step once; return the loss."""
         together = batches[0] if len(batches) == 1 else np.concatenate([_micro(batch) for batch in batches])
         self.params, self._state, loss = self._step(self.params, self._state, together, rate)
         return float(loss)
@@ -163,7 +162,6 @@ class Diloco:
         self.params = params
 
     def step(self, batches: Sequence[Batch], rate: float) -> float:
-        """Step every learner once; return their mean loss."""
         losses = []
         for m, batch in enumerate(batches):
             self._learners[m], self._states[m], loss = self._step(self._learners[m], self._states[m], batch, rate)

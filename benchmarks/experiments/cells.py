@@ -22,6 +22,7 @@ from atoll.base.files import write_whole
 from atoll.base.machine import commit, machine
 from atoll.local.processes import DIE_WITH_PARENT
 from benchmarks.experiments.grid import GridCell, Value, unsaid
+from benchmarks.lib.runs import flag_words
 
 PACE_S: Final = 1 / 40_000
 START_S: Final = 8.0
@@ -245,7 +246,6 @@ def record_of(cell: GridCell, report: Mapping[str, Any], warm: Mapping[str, Any]
 
 
 def in_words(cell: GridCell) -> str:
-    """Return a cell in one line, without the settings of the model."""
     settings = " ".join(
         f"{name.removeprefix('protocol.')}={value}" for name, value in cell.settings if not name.startswith("model.")
     )
@@ -258,7 +258,6 @@ def left(cells: Sequence[GridCell], paces: Paces, jobs: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds, minutes or hours in words."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
@@ -275,45 +274,28 @@ def verbs(cell: GridCell, out: Path) -> list[list[str]]:
     config = out / "cell.toml"
     asked = {name: json.loads(value) for name, value in cell.settings}
     config.write_text(toml({HELD_OUT: HELD_OUT_TOKENS} | asked), encoding="utf-8")
-    train = [sys.executable, "-m", "atoll.cli", "sim", "train"]
+    named = {name for name, _ in cell.settings}
     baseline = [sys.executable, "-m", "benchmarks.baselines"]
     warm = round(cell.warm * cell.tokens)
-    tokens = ["--tokens", str(cell.tokens - warm)]
-    common = [
-        "--config",
-        str(config),
-        "--learners",
-        str(cell.learners),
-        "--seed",
-        str(cell.seed),
-        "--out",
-        str(out / "run"),
-    ]
-    apart = (
-        [] if any(name == EVALUATE for name, _ in cell.settings) else ["--set", f"{EVALUATE}={cell.tokens // POINTS}"]
-    )
-    verb = [*baseline, "--method", cell.method, "--evaluations", str(POINTS)]
-    verb = verb if cell.method != "atoll" else [*train, *apart]
+    flags = {"config": config, "learners": cell.learners}
+    own = flags | {"seed": cell.seed, "out": out / "run", "tokens": cell.tokens - warm}
+    if cell.method == "atoll":
+        verb = [sys.executable, "-m", "atoll.cli", "sim", "train", *flag_words(own)]
+        verb += [] if EVALUATE in named else ["--set", f"{EVALUATE}={cell.tokens // POINTS}"]
+    else:
+        verb = [*baseline, *flag_words({"method": cell.method, "evaluations": POINTS} | own)]
     if not warm:
-        return [[*verb, *common, *tokens]]
-    first = [
+        return [verb]
+    first = flags | {"method": "data-parallel", "seed": cell.seed + WARM_SEED, "tokens": cell.tokens}
+    before = [
         *baseline,
-        "--method",
-        "data-parallel",
-        "--config",
-        str(config),
-        "--learners",
-        str(cell.learners),
+        *flag_words(first | {"stop": warm, "out": out / "warm"}),
+        "--set",
+        "protocol.average_versions=0",
     ]
-    first += ["--seed", str(cell.seed + WARM_SEED), "--tokens", str(cell.tokens), "--stop", str(warm)]
-    first += ["--out", str(out / "warm")]
-    first += ["--set", "protocol.average_versions=0"]
     # The second part's schedule may go on where the first one's stopped, which itself begins at the beginning.
-    first += (
-        ["--set", "train.tokens_before=0"] if any(name == "train.tokens_before" for name, _ in cell.settings) else []
-    )
-    begin = ["--set", f"learner.initial_model={out / 'warm' / 'model.safetensors'}"]
-    return [first, [*verb, *common, *tokens, *begin]]
+    before += ["--set", "train.tokens_before=0"] if "train.tokens_before" in named else []
+    return [before, [*verb, "--set", f"learner.initial_model={out / 'warm' / 'model.safetensors'}"]]
 
 
 def toml(settings: Mapping[str, Value]) -> str:

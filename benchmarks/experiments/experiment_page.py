@@ -123,7 +123,6 @@ def _averaged(record: Record, without: float | None = None) -> Record:
 
 
 def all_merged(record: Record) -> int:
-    """Return the tokens that were merged, in time or late."""
     merged: int = record["merged"] + record["merged_late"]
     return merged
 

@@ -223,12 +223,10 @@ def axes_of(experiment: Experiment) -> dict[str, dict[str, dict[str, Value]]]:
 
 
 def label(value: Value) -> str:
-    """Return a value as tables show it and `where` names it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def matches(labels: Labels, where: Mapping[str, Value]) -> bool:
-    """Return whether a row's labels are those that `where` names."""
     return all(labels.get(axis) == label(value) for axis, value in where.items())
 
 

@@ -148,7 +148,6 @@ class AttackedDoor:
         self.follow()
 
     def violations(self) -> int:
-        """Return how often the broker's log tells of a violation."""
         return sum(log.read_text(encoding="utf-8", errors="replace").count("Violation") for log in self.logs)
 
 
@@ -186,12 +185,10 @@ def on_a_broker(corpus: Path, out: Path, seed: int, part_s: float, nodes: int = 
 
 
 def on_a_cluster(corpus: Path, out: Path, seed: int, part_s: float) -> Played:
-    """Attack a run on a locked cluster of the bench's own."""
     return on_a_broker(corpus, out, seed, part_s, NODES)
 
 
 def on_up(corpus: Path, out: Path, seed: int, part_s: float) -> Played:
-    """Attack a run of `atoll up` at its own broker; the intruders are let in while it trains."""
     up = AttackedUp(subprocess.Popen(command(RUN, corpus, out, None, seed)), out)
     url_file = out / "nats" / "url"
     wait_until("a broker of the run", url_file.exists, BEGIN_MAX_S, up)
@@ -276,7 +273,6 @@ class AttackedCompose:
 
 
 def play(up: AttackedUp | AttackedCompose, door: AttackedDoor, part_s: float) -> Played:
-    """Train undisturbed for a part, attacked, and undisturbed for a part again."""
     ours = BusOptions(credentials=door.operator.credentials())
     spectator = Spectator(door.run, door.url, up.parent, ours, up.name_of)
     try:
@@ -338,7 +334,6 @@ async def try_door(doors: DoorWitness, outcome: AttackOutcome) -> None:
 
 
 async def send_rows(member: Attacker, rows: Sequence[MemberAttack], outcome: AttackOutcome) -> None:
-    """Play rows of the table of members, and weigh the brokers meanwhile."""
     light = dict[int, int]()
     for row in rows:
         light = light or (broker_bytes() if row in IDS_KEPT else {})

@@ -43,7 +43,6 @@ def main(  # noqa: PLR0913  (one flag each)
     only: Annotated[list[str] | None, "do this run and no other; repeatable"] = None,
     seed: int = 0,
 ) -> BenchmarkResult:
-    """Do the runs that are wanted and not there yet; figures are of all that are there."""
     every = courses(seed, minutes, rates, kills, gauntlet, partition)
     names = [course.name for course in every]
     if unknown := {*(only or ())} - {*names}:

@@ -157,7 +157,6 @@ class OutageCourse:
 
 
 def train(folder: Path, url: str, corpus: Path, copies: int, seconds: float, faults: Faults) -> OutageCourse:
-    """Train while `faults` are played; end in good order."""
     folder.mkdir()
     island, home = IslandProcess(folder, url, corpus), LoopThread("ear")
     island.environment |= SETTINGS | {"ATOLL_BROKER__REPLICAS": str(copies)}

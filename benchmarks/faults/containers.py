@@ -28,7 +28,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from atoll.base import VERSION
-from benchmarks.lib.harness import RESULTS, Figure, Unfit, at_most, fact, run_benchmark, true, zero
+from benchmarks.lib.harness import RESULTS, Figure, Unfit, above_zero, at_most, exactly, fact, run_benchmark, true, zero
 from benchmarks.lib.runs import environment
 from support.composed_containers import ROOT, ComposedContainers, wait_until
 from support.podman import BASE, Podman, unfit
@@ -94,7 +94,7 @@ class Scenes:
         took_s = self._commits(began_s)[0]["at_s"] - began_s
         return [
             fact("up to the first round", took_s, "s", "images are there, volumes are empty"),
-            Figure("islands whose loss falls", 3.0, "of 3", "3", holds=True, how="first step beside the latest"),
+            exactly("islands whose loss falls", 3, "of 3", 3, "first step beside the latest"),
         ]
 
     def _faults(self) -> list[Figure]:
@@ -167,27 +167,11 @@ class Scenes:
         waited = sum(int(each["messages"]) for each in self._run.events(leaf, "region.caught_up", healed_s))
         exact = self._fates_are_exact()
         return [
-            Figure(
-                "cut: commits of the others meanwhile",
-                float(len(meanwhile)),
-                "",
-                "> 0",
-                bool(meanwhile),
-                f"{cut_s:g} s",
-            ),
+            above_zero("cut: commits of the others meanwhile", len(meanwhile), "", f"{cut_s:g} s"),
             at_most("cut: longest pause of the others", pause_s, "s", GOES_ON_S, ""),
-            Figure(
-                "cut: health checks that fail", float(len(unwell)), "", "2", len(unwell) == 2, "its learner, its leaf"
-            ),
-            Figure(
-                "cut: reports of its learner's steps",
-                float(trained),
-                "",
-                "> 0",
-                trained > 0,
-                "in the second half of the cut",
-            ),
-            Figure("cut: messages that waited at its leaf", float(waited), "", "> 0", waited > 0, "`region.caught_up`"),
+            exactly("cut: health checks that fail", len(unwell), "", 2, "its learner, its leaf"),
+            above_zero("cut: reports of its learner's steps", trained, "", "in the second half of the cut"),
+            above_zero("cut: messages that waited at its leaf", waited, "", "`region.caught_up`"),
             at_most(
                 "cut: current again after the heal",
                 current_s,
@@ -314,7 +298,6 @@ def main(*, seed: int = 0, short: bool = False) -> list[Figure]:
 
 
 def images(engine: Podman, tools: Path) -> list[Figure]:
-    """Build both images; return their sizes, and what is in them."""
     engine.make_base()
     base_mb = engine.size(BASE)
     figures = [fact("base image", base_mb, "MB", "a stand-in of Debian's packages")]
@@ -332,7 +315,6 @@ def images(engine: Podman, tools: Path) -> list[Figure]:
 
 
 def bill_of_materials(engine: Podman, tools: Path, target: str, image: str) -> Figure:
-    """Write what is installed in an image as CycloneDX JSON; it must name every distribution there."""
     (packages,) = tools.parents[1].glob("lib/python*/site-packages")
     listed = engine.in_image(image, LISTED, [f"{packages.absolute()}:/tools:ro"])
     path = RESULTS / f"sbom-{target}.cdx.json"

@@ -38,7 +38,7 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.run.heads import read_heads
 from atoll.run.ledger import read_ledger
 from atoll.wire.messages import Beat, Contribution, RunRecord, encode
-from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark
+from benchmarks.lib.harness import Figure, at_most, exactly, fact, run_benchmark
 from benchmarks.lib.runs import cpu_s, shard_process
 
 MINUTES = 4.0
@@ -62,7 +62,6 @@ def main(*, minutes: float = MINUTES, seed: int = 0) -> list[Figure]:
 
 
 async def heartbeats(part_s: float) -> list[Figure]:
-    """Return what the heartbeats of a thousand learners cost."""
     settings = {"interval_steps": 100_000, "overlap_steps": 10, "quorum": 1}
     with tempfile.TemporaryDirectory() as store, EmbeddedBroker(Path(store)) as broker:
         bus, run = await found_run(broker.url, "heartbeats", settings)
@@ -119,12 +118,10 @@ async def outage(seed: int) -> list[Figure]:
     growth, all_again = most / before, CUT * FRAGMENTS
     told = f"the shard: {before / 1e6:.0f} MB before, {most / 1e6:.0f} MB at most"
     return [
-        Figure("stale pushes refused", float(stale), "pushes", f"{pushes}", stale == pushes, how),
+        exactly("stale pushes refused", stale, "pushes", pushes, how),
         at_most("until all stale pushes were refused", stale_s, "s", STALE_S_MAX, how),
         at_most("until everybody's next push was merged", current_s, "s", STALE_S_MAX, "from then on"),
-        Figure(
-            "pushes merged after it", float(current), "pushes", f"{all_again}", current == all_again, "by the ledgers"
-        ),
+        exactly("pushes merged after it", current, "pushes", all_again, "by the ledgers"),
         at_most("memory after over before", growth, "ratio", GROWTH_MAX, told),
     ]
 
@@ -174,7 +171,6 @@ async def beat_for(bus: Bus, run: RunRecord, names: list[str], for_s: float) -> 
 async def push_all(
     bus: Bus, run: RunRecord, names: list[str], bases: list[int], pushes: tuple[int, ...], vector: Vector
 ) -> None:
-    """Push every fragment of each learner, once per number of a push."""
     blob = encode_frame(vector, run.protocol.codec_up)
     arriving = Encoded.of(vector, format_of(run.protocol.codec_up))
 

@@ -96,7 +96,6 @@ class Spectator(threading.Thread):
         options: BusOptions = DEFAULTS,
         name_of: Callable[[psutil.Process], str] = child_name,
     ) -> None:
-        """Prepare to watch the children of `up`; `options` hold who we are to a locked broker."""
         super().__init__(name="spectator", daemon=True)
         self.seen = Seen()
         self.founded: RunRecord | None = None
@@ -217,7 +216,6 @@ def again(name: str, run: RunRecord) -> Iterator[HostileMessage]:
 
 
 def command(name: str, corpus: Path, out: Path, url: str | None, seed: int) -> list[str]:
-    """Return the command of a run at the broker at `url`, or at a locked broker of its own."""
     settings, paces = (*SETTINGS, f"run={name}", f"data.dir={corpus}"), dict.fromkeys(learner_names(LEARNERS), PACE)
     flags = {"learners": LEARNERS, "shards": SHARDS, "tokens": 0, "seed": seed, "broker": url}
     return up_command(out, flags, settings=settings, throttle=paces)

@@ -244,7 +244,6 @@ def kept_steps(extract: Extract) -> float:
 
 
 def trained_tokens(extract: Extract) -> float:
-    """Return the tokens trained in the window, whatever became of them."""
     ends = (0.0, extract.course.seconds)
     return sum(grown(rows, *ends, column=2) for rows in extract.lives.values())
 
@@ -460,7 +459,6 @@ def unheard(extract: Extract) -> list[Figure]:
 
 
 def report(extract: Extract) -> list[Figure]:
-    """Return whether the run's own report gives every token one fate, and isolates nobody."""
     said = extract.report
     exact = bool(said["fates_exact"] and sum(said["tokens_by_fate"].values()) == said["tokens_trained"])
     isolated = said.get("quarantined", [])
@@ -512,7 +510,6 @@ def named(extract: Extract, found: Sequence[Figure]) -> list[Figure]:
 
 
 def what_was_done(extract: Extract) -> list[Figure]:
-    """Return how many faults there were, and how many of them were kills."""
     if not extract.course.per_minute:
         return []
     kinds = Counter(f"{fault.act} {fault.role}" for fault in extract.faults)
@@ -704,7 +701,6 @@ def first_fates(extract: Extract, learner: str, incarnation: int, since_s: float
 
 
 def shares(extract: Extract, plain: Extract | None) -> list[Figure]:
-    """Return participation and, where the undisturbed run is known, the useful-step share."""
     found = [fact("participation", participation(extract), "ratio", "stepping over present time")]
     if plain is not None:
         share = useful_share(extract, plain)
@@ -718,7 +714,6 @@ def shares(extract: Extract, plain: Extract | None) -> list[Figure]:
 
 
 def quality(extract: Extract, plain: Extract) -> list[Figure]:
-    """Return the loss beside the undisturbed run's at equal merged tokens, and what died with learners."""
     return [
         loss_at_equal(extract, plain),
         final_loss(extract),
@@ -727,19 +722,16 @@ def quality(extract: Extract, plain: Extract) -> list[Figure]:
 
 
 def loss_at_equal(extract: Extract, plain: Extract) -> Figure:
-    """Return by how much the loss is above the undisturbed run's at equal merged tokens."""
     loss, losses = loss_beside(extract.report, plain.report)
     return at_most("held-out loss", loss, "ratio", LOSS_MAX, losses)
 
 
 def thrown_away(extract: Extract, name: str, how: str) -> Figure:
-    """Return the share of the trained tokens that no model has."""
     lost = extract.report["tokens_by_fate"]["lost"] / max(1, extract.report["tokens_trained"])
     return fact(name, lost, "ratio", how)
 
 
 def final_loss(extract: Extract) -> Figure:
-    """Return the held-out loss at the end, after the same time for every run."""
     how = f"the final model, {merged_tokens(extract.report)} tokens merged"
     return fact("final held-out loss", last_loss(extract.report), "bits/byte", how)
 

@@ -55,7 +55,6 @@ def main(*, minutes: Annotated[float, "with less than 4 the day is shorter, too"
 
 
 async def measure(part_s: float, day_rounds: int) -> list[Figure]:
-    """Return the figures of both parts; in the second each fragment is committed `day_rounds` times."""
     with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(Path(folder) / "store") as broker:
         bus, run = await found_run(broker.url, "monitored", {"interval_steps": 100, "overlap_steps": 10, "quorum": 1})
         names = [f"l{number}" for number in range(LEARNERS)]
@@ -75,7 +74,6 @@ async def measure(part_s: float, day_rounds: int) -> list[Figure]:
 
 
 async def at_its_pace(monitor: WatchingProcess, rounds: LoggedCommits, part_s: float) -> list[Figure]:
-    """Return what the monitor costs while the run goes at its own pace."""
     await beat_for(rounds.bus, rounds.run, rounds.names, SETTLE_S)
     scrapes: list[float] = []
 
@@ -99,7 +97,6 @@ async def at_its_pace(monitor: WatchingProcess, rounds: LoggedCommits, part_s: f
 
 
 async def a_day(monitor: WatchingProcess, rounds: LoggedCommits, count: int, memory: list[int]) -> list[Figure]:
-    """Return how the monitor's memory grows over the commits of a day."""
     beating = asyncio.create_task(beat_for(rounds.bus, rounds.run, rounds.names, 1e9))
     began_s, total, half = time.monotonic(), count * FRAGMENTS, 0
     try:

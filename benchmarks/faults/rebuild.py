@@ -95,7 +95,6 @@ def main(
 
 
 def command(seed: int | None = None) -> list[str]:
-    """Return the command that begins the run with a seed, or that resumes it."""
     paces = dict.fromkeys(learner_names(2), PACE)
     if seed is None:
         return up_command(OUT, {"tokens": 0, "resume": True}, throttle=paces)
@@ -158,7 +157,6 @@ async def compare() -> tuple[bool, str]:
 
 
 async def wait_for_commit(began_s: float) -> tuple[float, float]:
-    """Return how long the rebuilding took since `began_s`, and the next commit since then."""
     until_s = began_s + WAIT_S
     answered_s = 0.0
     while time.monotonic() < until_s:

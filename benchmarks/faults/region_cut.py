@@ -33,7 +33,7 @@ from atoll.bus.server import EmbeddedBroker
 from atoll.protocol.ledger import Settlement
 from atoll.wire.messages import Head, decode
 from atoll.wire.subjects import Subjects
-from benchmarks.lib.harness import Figure, Unfit, at_least, at_most, fact, run_benchmark, true
+from benchmarks.lib.harness import Figure, Unfit, above_zero, at_least, at_most, fact, run_benchmark, true
 from benchmarks.lib.runs import prepare, wait_until
 from support.islands import DEADLINE_S, IslandProcess
 from support.wan import Wan, Wire, inside, unfit, wan
@@ -113,7 +113,6 @@ def running(there: Wan, folder: Path, corpus: Path) -> Iterator[tuple[Hosts, Emb
 
 
 async def heads_with(url: str, run: str, learner: str) -> int:
-    """Return how many heads hold a contribution of a learner in their newest version."""
     bus = await open_bus(url, run, name="bench")
     try:
         heads = [decode(Head, record.data) for record in await bus.get_records(Subjects(run).head("*"))]
@@ -204,7 +203,7 @@ def figures_of(found: CutOutcome, minutes: float) -> list[Figure]:
         fact("counted again", found.counted_s, "s", "a head holds a contribution of its"),
         at_least("pace of the cut learner", found.pace, "x", STEPS_GOAL, "steps a second beside those before"),
         fact("the hub commits again", found.rebuilt_s, "s", "from the loss of its disk"),
-        Figure("commits of the others", float(found.commits), "commits", "> 0", found.commits > 0, others),
+        above_zero("commits of the others", found.commits, "commits", others),
         true("fates exact", found.settled.exact, f"token-fragments of the rebuilt run: {fates}"),
         fact("lives of the cut learner", float(len(found.own)), "", own),
     ]

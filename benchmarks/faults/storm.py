@@ -196,7 +196,6 @@ class Storm:
         pause: Callable[[float], None] = time.sleep,
         unit: str = "s",
     ) -> None:
-        """Do nothing yet; a clock of one's own may count something else than seconds, in its `unit`."""
         self._unit = unit
         self.faults: list[Fault] = []
         self.missed = 0

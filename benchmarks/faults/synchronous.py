@@ -286,7 +286,6 @@ async def coordinate(member: GroupMember) -> None:
 
 
 def answer(group: WorkerGroup, core_message: CoreMessage) -> tuple[list[tuple[str, bytes]], Line | None]:
-    """Return the answers to one message, and what is to be written down of it."""
     message = msgspec.msgpack.decode(core_message.data, type=GroupMessage)
     reply, now_s = core_message.reply or "", time.time()
     if message.generation:
@@ -448,7 +447,6 @@ class GroupWorker:
 
 
 def read_checkpoint(path: Path, like: Any) -> tuple[Any, int]:  # noqa: ANN401  (a pytree)
-    """Return the values of a checkpoint, in the shape of `like`, and its step."""
     import jax  # noqa: PLC0415
     import jax.numpy as jnp  # noqa: PLC0415
 

@@ -38,7 +38,6 @@ def main(*, minutes: float = MINUTES, seed: int = 0) -> list[Figure]:
 
 
 def kills(seconds: float) -> list[Planned]:
-    """Return the kills of owners, one shard after the other."""
     number = int(seconds / EVERY_S)
     return [Planned(EVERY_S * (i + 1), "kill", "owner", (i % SHARDS + 0.5) / SHARDS) for i in range(number)]
 

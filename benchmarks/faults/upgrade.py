@@ -89,7 +89,6 @@ def play(island: IslandProcess, broker: EmbeddedBroker, seconds: float) -> Upgra
 
 
 def begin(island: IslandProcess) -> None:
-    """Start all processes and return when every learner has taken a step."""
     for name in SYNCHRONIZERS:
         island.start(name, "synchronizer")
     for name in LEARNERS:

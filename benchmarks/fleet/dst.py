@@ -27,7 +27,6 @@ def main(
     schedules: Annotated[int | None, "play so many, however long it takes"] = None,
     seed: int = 0,
 ) -> list[Figure]:
-    """Play, hunt, write; return 1 if a schedule failed or a mutant got away."""
     done, until_s = begun(seed), time.monotonic() + 60.0 * SHARE_PLAYED * minutes
     schedules, until_s = (schedules, math.inf) if schedules else (sys.maxsize, until_s)
     campaign.play_part(done, schedules, until_s, os.cpu_count() or 1)

@@ -206,7 +206,6 @@ def compare(real: FidelityReport, simulated: FidelityReport, slack: float = 1.0)
 
 
 def as_figures(pairs: list[Pair], how: str) -> list[Figure]:
-    """Return the pairs as figures of the simulated run, each beside the real one."""
     return [
         Figure(pair.name, pair.simulated, "", f"{pair.real:.4g} {pair.bound}", pair.agrees, f"real processes: {how}")
         for pair in pairs

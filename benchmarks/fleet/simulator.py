@@ -104,7 +104,6 @@ def main(*, minutes: Annotated[float, "about this long in all"] = 4.0, seed: int
 
 
 def steps_per_s(code: str, *words: str) -> float:
-    """Return the steps per second that a program prints last."""
     done = subprocess.run([sys.executable, "-c", code, *words], check=True, stdout=subprocess.PIPE, text=True)
     rate: float = json.loads(done.stdout.splitlines()[-1])
     return rate

@@ -60,7 +60,6 @@ class Figure:
 
 
 def fact(name: str, value: float, unit: str, how: str) -> Figure:
-    """Return a figure without a goal."""
     return Figure(name, value, unit, "", None, how)
 
 
@@ -81,8 +80,15 @@ def at_least(name: str, value: float, unit: str, least: float | None, how: str) 
 
 
 def zero(name: str, count: float, unit: str, how: str) -> Figure:
-    """Return a figure that must be zero."""
     return Figure(name, float(count), unit, "0", count == 0, how)
+
+
+def above_zero(name: str, count: float, unit: str, how: str) -> Figure:
+    return Figure(name, float(count), unit, "> 0", count > 0, how)
+
+
+def exactly(name: str, count: int, unit: str, wanted: int, how: str) -> Figure:
+    return Figure(name, float(count), unit, f"{wanted}", count == wanted, how)
 
 
 def true(name: str, holds: bool, how: str, unit: str = "") -> Figure:  # noqa: FBT001  (what the figure says)
@@ -152,7 +158,6 @@ def natural(text: str) -> int:
 
 
 def numbers(text: str) -> list[float]:
-    """Return the numbers of a list with commas."""
     return [float(part) for part in text.split(",")]
 
 
@@ -219,7 +224,6 @@ def history_lines(path: Path = HISTORY) -> list[dict[str, Any]]:
 
 
 def history_line(target: str, document: dict[str, Any]) -> dict[str, Any]:
-    """Return the line of a result as `write` makes them."""
     figures = {figure["name"]: [float(f"{figure['value']:.4g}"), figure["unit"]] for figure in document["figures"]}
     return {
         "target": target,

@@ -37,7 +37,6 @@ def closure(packages: Iterable[str], root: Path = ROOT) -> dict[str, Path]:
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
-    """Return our modules and packages by dotted name."""
     found = {}
     tops = [(top, top) for top in (root / "shared", *sorted((root / "services").glob("*")))]
     tops += [

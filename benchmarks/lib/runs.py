@@ -41,6 +41,12 @@ def prepare(corpus: Path = CORPUS) -> Path:
     return corpus
 
 
+def flag_words(flags: Mapping[str, object]) -> list[str]:
+    """Return flags by name as words of a command; True has no value, None is left out."""
+    given = [(f"--{name}", value) for name, value in flags.items() if value is not None]
+    return [word for name, value in given for word in ([name] if value is True else [name, str(value)])]
+
+
 def up_command(
     out: Path,
     flags: Mapping[str, object],
@@ -49,15 +55,13 @@ def up_command(
     throttle: Mapping[str, float] | None = None,
     via: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Return the command of a run in `out`: `flags` by name (True has no value, None is left out), then `settings` (a.b=c).
+    """Return the command of a run in `out`: `flags`, then `settings` (a.b=c).
 
     `throttle` says how many times longer than its own computing a step of a learner takes, `via` through which relay a
     process reaches the broker.
     """
     words = [sys.executable, "-m", "atoll.cli", "up", "--out", str(out)]
-    for name, value in flags.items():
-        if value is not None:
-            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    words += flag_words(flags)
     words += [word for setting in settings for word in ("--set", setting)]
     words += [word for name, factor in (throttle or {}).items() for word in ("--throttle", f"{name}={factor:g}")]
     return words + [word for name, url in (via or {}).items() for word in ("--via", f"{name}={url}")]
@@ -103,14 +107,12 @@ def wait_until(what: str, holds: Callable[[], object], within_s: float, up: Poll
 
 
 def end_in_order(up: subprocess.Popen[bytes], out: Path, within_s: float) -> None:
-    """Have `atoll up` end its run in `out` in good order, as Ctrl-C does."""
     up.send_signal(signal.SIGINT)
     if up.wait(within_s):
         raise SystemExit(f"atoll up left with {up.returncode}; see {out / 'logs'}")
 
 
 def learner_names(count: int) -> list[str]:
-    """Return what `atoll up` calls its learners."""
     return [f"learner-{number}" for number in range(1, count + 1)]
 
 
@@ -123,13 +125,11 @@ def as_operator(out: Path, run: str) -> BusOptions:
 
 
 def read_report(out: Path) -> dict[str, Any]:
-    """Return the report of a run that has ended."""
     report: dict[str, Any] = json.loads((out / "report.json").read_text(encoding="utf-8"))
     return report
 
 
 async def read_history(url: str, run: str) -> History:
-    """Return the whole event log of a run, folded."""
     bus, history = await open_bus(url, run, name="reader"), History()
     try:
         await history.read(bus, Subjects(run))
@@ -148,7 +148,6 @@ async def stored_events(url: str, run: str, kind: str = "*", options: BusOptions
 
 
 def merged_tokens(report: dict[str, Any]) -> int:
-    """Return the tokens that were merged, in time or late."""
     return sum(report["tokens_by_fate"][fate] for fate in ("merged", "merged_late"))
 
 

@@ -135,7 +135,6 @@ def closed(row: PublishedRow, assumed: Assumptions) -> Callable[[float], float]:
 
 
 def graph(row: PublishedRow, assumed: Assumptions) -> Callable[[float], float]:
-    """Return the same from the graph of compute and communication."""
     return by_rate(timeline, row, assumed)
 
 
@@ -161,7 +160,6 @@ class Streamed:
         return f"{size}: Streaming H={self.interval}, P={self.fragments}, tau={self.overlap}, {self.bits:g} bits"
 
     def graph(self) -> Callable[[float], float]:
-        """Return its utilisation by bits per second."""
         volume = self.parameters * self.bits / self.fragments
         return lambda rate: timeline.streaming(
             self.step_s, Stream(self.fragments, self.interval, self.overlap, volume / rate)
@@ -169,7 +167,6 @@ class Streamed:
 
 
 def need(row: PublishedRow, assumed: Assumptions) -> float:
-    """Return the Gbit/s that the row needs, between points of the grid."""
     return (utilisation.required_rate(closed(row, assumed), row.wanted) or math.inf) / GIGA
 
 
@@ -179,7 +176,6 @@ def first_point(reached: Callable[[float], float], wanted: float) -> int:
 
 
 def nearest_point(published: float) -> int:
-    """Return the number of the point that was printed as `published`."""
     return min(range(len(GRID)), key=lambda k: abs(math.log(GRID[k] / published)))
 
 

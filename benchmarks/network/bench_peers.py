@@ -207,11 +207,8 @@ def peer(role: str, found: SyncTurns, syncs: int) -> None:
             request["lighthouse"] = f"http://{bind}"
         for rank in range(2):
             told = json.dumps(request | {"rank": rank})
-            words = (
-                [environment("averaging"), str(HERE / "averaging.py"), told]
-                if role == "hivemind"
-                else [environment("racing"), str(HERE / "syncing.py"), role, told]
-            )
+            place = environment("averaging" if role == "hivemind" else "racing")
+            words = [place, str(HERE / "syncing.py"), role, told]
             # hivemind leaves sockets in the folder of temporary files when it is ended.
             workers.start("participant", words, OMP_NUM_THREADS="1", TMPDIR=str(workers.folder))
         lines = measure(workers, found, syncs)

@@ -55,7 +55,6 @@ Costs = dict[str, list[Cost]]
 
 
 async def cost_of(work: Callable[[], Awaitable[object]]) -> Cost:
-    """Return the seconds by the clock and of CPU that `work` takes in this process."""
     began_s, spent_s = time.perf_counter(), cpu_s()
     await work()
     return time.perf_counter() - began_s, cpu_s() - spent_s
@@ -169,7 +168,6 @@ class Sink(asyncio.BufferedProtocol):
 
 
 def other_end(port: int, *, sends: bool, size: int) -> None:
-    """Be the process at the other end: send `size` bytes, or read as many and answer with one."""
     with socket.create_connection(("127.0.0.1", port)) as wire:
         piece = memoryview(bytearray(_PIECE))
         if sends:
@@ -196,7 +194,6 @@ def peer(*, sends: bool, size: int) -> Iterator[socket.socket]:
 
 
 async def receive(wire: socket.socket, size: int, *, keeps: bool) -> None:
-    """Receive everything by the protocol that is given room."""
     made = await asyncio.get_running_loop().create_connection(lambda: Sink(size, keeps=keeps), sock=wire)
     await made[1].done
     made[0].close()

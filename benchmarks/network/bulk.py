@@ -57,7 +57,6 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 
 def record_of(run: str, bulk: Sequence[str]) -> RunRecord:
-    """Return the record of a run of four fragments, spread over home and `bulk`."""
     layout = plan_layout([TensorSpec("w", (FRAGMENTS, 8), "float32")], FRAGMENTS)
     protocol = ProtocolSettings(fragments=FRAGMENTS, shards=1)
     return RunRecord(
@@ -197,7 +196,6 @@ def _forget(port: int) -> None:
 
 
 def measure(folder: Path, rounds: int, round_s: float) -> dict[str, list[float]]:
-    """Return bytes per second by scenario, one of each round."""
     rates: dict[str, list[float]] = defaultdict(list)
     with ExitStack() as stack:
         brokers = [stack.enter_context(EmbeddedBroker(folder / name)) for name in ("one", "two")]

@@ -171,7 +171,6 @@ async def _echoes(bus: Bus, until_s: float) -> list[float]:
 
 
 def put_frame(namespace: str, url: str) -> None:
-    """Be the far end: put one frame, and write where it lies."""
     enter(namespace)
 
     async def put() -> None:
@@ -233,7 +232,6 @@ def _await_port() -> None:
 
 
 def receiver(namespace: str, address: str, seconds: float, ready: Any) -> float:  # noqa: ANN401
-    """Return the megabits a second that come over one connection, after the first seconds."""
     enter(namespace)
     with socket.create_server((address, BARE_PORT)) as listening:
         ready.set()
@@ -257,7 +255,6 @@ def sender(namespace: str, address: str) -> None:
 
 
 def bare(pool: ProcessPoolExecutor, there: ShapedLink, seconds: float) -> float:
-    """Return the megabits a second of a bare socket upwards."""
     with multiprocessing.get_context("spawn").Manager() as manager:
         ready = manager.Event()
         receiving = pool.submit(receiver, there.far, FAR, seconds, ready)
@@ -277,7 +274,6 @@ class LinkBench:
         self.figures: list[Figure] = []
 
     def alone(self, work: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
-        """Return what `work` returns in a process of its own."""
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             return pool.submit(work, *arguments).result(600.0)
 

@@ -96,7 +96,6 @@ def stay_on(core: int) -> None:
 
 
 def measure(url: str, seconds: float, seed: int) -> Blocks:
-    """Return the seconds of every step of both kinds."""
     stay_on(TRAINING)
     from atoll_learner.model import init_params  # noqa: PLC0415  (after the thread limits are set)
     from atoll_learner.train import init_optimizer, make_step  # noqa: PLC0415
@@ -147,7 +146,6 @@ def paired(bare: Step, inside: Step, seconds: float) -> Blocks:
 
 
 def block(one: Step) -> npt.NDArray[np.float64]:
-    """Return what `one` says of each step of a block, shape (2, BLOCK_STEPS): its seconds, and those after it."""
     return np.array([one() for _ in range(BLOCK_STEPS)]).T
 
 

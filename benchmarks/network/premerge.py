@@ -136,7 +136,6 @@ def carried_bytes(there: RelayedRegion, learners: int, seconds: float, *, premer
 
 
 def trained_loss(seed: int, tokens: int, *, premerge: bool) -> float:
-    """Return the merged model's loss over all digits after so many tokens."""
     images, labels = load_digits(return_X_y=True)
     images = (images / 16.0).astype(np.float32)
     protocol = ProtocolSettings(fragments=2, shards=1, interval_steps=20, silence_s=2.0, tokens_target=tokens).check()

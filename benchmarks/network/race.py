@@ -119,7 +119,6 @@ class RaceOutcome:
 
 
 def peer_settings(**more: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Return the settings of the peers' model and optimizer."""
     return {
         "model": config_of(MODEL, end_token=None) | {"architectures": None},
         "batch": TRAIN.batch,
@@ -169,7 +168,6 @@ def run_all(workers: list[subprocess.Popen[bytes]], until_s: float) -> None:
 
 
 def atoll(course: RaceTrack, there: Wan) -> None:
-    """Race Atoll: everything of the hub in the middle."""
     out = course.folder / "Atoll"
     with ExitStack() as stack:
         with inside(there.namespaces[HUB]):
@@ -255,7 +253,6 @@ def run_system(course: RaceTrack, system: str) -> RaceOutcome:
 
 
 def tokens_per_s(course: RaceTrack, system: str) -> float:
-    """Return the tokens a second of all regions after the beginning."""
     rate, warm_s = 0.0, WARM_SHARE * course.seconds
     for rank in range(len(REGIONS)):
         text = (course.folder / system / f"{rank}.jsonl").read_text()

@@ -61,7 +61,6 @@ class CutResult:
 
 
 async def cut_off(there: RelayedRegion, seconds: float) -> CutResult:
-    """Cut the link while contributions are written, and heal it."""
     run = unique_run()
     subjects = Subjects(run)
     shard, committer = [await open_bus(there.hub.url, run, name=name) for name in ("shard", "committer")]
@@ -136,7 +135,6 @@ async def _meeting(bus: Bus, subjects: Subjects, result: CutResult) -> None:
 
 
 def figures_of(cuts: list[tuple[float, CutResult]]) -> list[Figure]:
-    """Return the figures of cuts and their lengths in seconds."""
     found = []
     for seconds, cut in cuts:
         name, count = f"cut of {seconds:g} s", f"{len(cut.acknowledged)} contributions were acknowledged"

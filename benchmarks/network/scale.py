@@ -64,6 +64,7 @@ ROLES: Final = ("broker", "shard", "monitor", "learners")
 class FleetPlan:
     """A run to be played: its name, its learners over so many hosts, and what a host needs to know."""
 
+    name: str
     learners: int
     hosts: int
     request: HostRequest
@@ -100,7 +101,6 @@ class FleetSamples:
     waiting: list[tuple[float, int, float]] = field(default_factory=list)
 
     def peaks(self, role: str) -> list[int]:
-        """Return the most memory of each process of a role, in bytes."""
         return [max(size for _, size in found) for key, found in self.memory.items() if key[0] == role]
 
     def by_name(self) -> dict[str, list[tuple[float, int]]]:
@@ -122,7 +122,6 @@ class Fleet:
     """A run that is being played; `played` makes one."""
 
     def __init__(self, plan: FleetPlan, broker: EmbeddedBroker, web: int, folder: Path) -> None:
-        """Know the broker; `start` adds the rest."""
         self.plan, self.broker, self.folder = plan, broker, folder
         self._web = f"http://127.0.0.1:{web}"
         self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
@@ -131,8 +130,7 @@ class Fleet:
         self.samples = FleetSamples()
         self._sampler = threading.Thread(target=self._keep_sampling, daemon=True)
 
-    def start(self, say: Callable[[str], None]) -> None:
-        """Start all processes, and return when every learner has joined."""
+    def start(self) -> None:
         place = {"ATOLL_RUN": self.plan.request.run, "ATOLL_BROKER__URL": self.broker.url}
         place |= {"ATOLL_SYNCHRONIZER__SPILL_BYTES": str(self.plan.spill_bytes), "ATOLL_LOG__FORMAT": "json"}
         for shard in range(self.plan.request.protocol.shards):
@@ -145,7 +143,18 @@ class Fleet:
             self._spawn("learners", words)
         self._sampler.start()
         self._until(lambda: len(self._said("joined")) == self.plan.hosts, JOIN_S, "the learners did not join")
-        say(f"{self.plan.learners} learners have joined")
+        self.say(f"{self.plan.learners} learners have joined")
+
+    def say(self, text: str) -> None:
+        print(f"{self.plan.name}: {text}", flush=True)
+
+    def watch(self, for_s: float) -> None:
+        """Let time pass, and say now and then how it goes; end the benchmark if a process ends."""
+        until_s = time.monotonic() + for_s
+        while (left_s := until_s - time.monotonic()) > 0.0:
+            time.sleep(min(left_s, 15.0))
+            self.check()
+            self.say(f"{max(0.0, until_s - time.monotonic()):.0f} s left; {self.samples.describe()}")
 
     def lived_s(self) -> float:
         """Return how long the fleet has been there; samples are of such moments."""
@@ -163,7 +172,7 @@ class Fleet:
         counts = {name: float(value) for name, value in self._ask("varz").items() if name in _COUNTS}
         return FleetMoment(time.time(), spent, counts)
 
-    def close(self, say: Callable[[str], None]) -> None:
+    def close(self) -> None:
         """Close the run: all learners leave, then all shards; returns when they have ended."""
         asyncio.run(_closing(self.broker.url, self.plan.request.run))
         for role in ("learners", "shard"):
@@ -178,7 +187,7 @@ class Fleet:
                 f"{role} did not end",
                 ending=True,
             )
-            say(f"{role} ended, {time.monotonic() - began_s:.0f} s")
+            self.say(f"{role} ended, {time.monotonic() - began_s:.0f} s")
 
     def history(self) -> History:
         return asyncio.run(read_history(self.broker.url, self.plan.request.run))
@@ -247,14 +256,14 @@ _COUNTS: Final = ("in_msgs", "out_msgs", "in_bytes", "out_bytes", "slow_consumer
 
 
 @contextmanager
-def running_fleet(plan: FleetPlan, folder: Path, say: Callable[[str], None]) -> Iterator[Fleet]:
+def running_fleet(plan: FleetPlan, folder: Path) -> Iterator[Fleet]:
     web, more = free_port(), folder / "more.conf"
     more.write_text(f'http: "127.0.0.1:{web}"\n', encoding="utf-8")
     with ExitStack() as stack:
         broker = stack.enter_context(EmbeddedBroker(folder / "broker", include=more))
         fleet = Fleet(plan, broker, web, folder)
         stack.callback(fleet.end)
-        fleet.start(say)
+        fleet.start()
         yield fleet
 
 
@@ -362,7 +371,6 @@ def growth_figures(small: CrowdUse, large: CrowdUse, most: float | None = RATIO_
 
 
 def round_figures(use: CrowdUse) -> list[Figure]:
-    """Return the fixed cost of a round of one tiny fragment, from a run of two learners."""
     figures = []
     for role, most_ms in ROUND_MS_MAX.items():
         processes = 1 if role == "shard" else use.learners
@@ -399,7 +407,6 @@ def flat_figures(
 
 
 def halves(samples: Iterable[tuple[float, int]], warm_s: float, ended_s: float) -> tuple[list[int], list[int]]:
-    """Return the samples of the first and of the second half of the time after the warm-up."""
     middle_s = (warm_s + ended_s) / 2.0
     kept = [(at_s, size) for at_s, size in samples if warm_s <= at_s <= ended_s]
     return [size for at_s, size in kept if at_s < middle_s], [size for at_s, size in kept if at_s >= middle_s]
@@ -482,8 +489,8 @@ def crowds(measured_s: float) -> list[Figure]:
     for learners, busy in CROWDS:
         name = f"{learners} busy learners" if busy else f"{learners} learners"
         interval_s = learners * INTERVAL_S / LEARNERS_MAX if busy else INTERVAL_S
-        plan = small_plan(learners, interval_s, shards=SHARDS, hosts=min(HOSTS, learners))
-        use, fates = crowd(name, plan, measured_s)
+        plan = small_plan(name, learners, interval_s, shards=SHARDS, hosts=min(HOSTS, learners))
+        use, fates = crowd(plan, measured_s)
         uses.append(use)
         figures += [*crowd_figures(use), *fates]
     few, busy_few, *_, many = uses
@@ -491,9 +498,8 @@ def crowds(measured_s: float) -> list[Figure]:
 
 
 def rounds(measured_s: float) -> list[Figure]:
-    """Return what a round costs that moves next to nothing."""
-    plan = small_plan(2, ROUNDS_S, shards=1, hosts=2)
-    use, fates = crowd("2 learners", plan, measured_s)
+    plan = small_plan("2 learners", 2, ROUNDS_S, shards=1, hosts=2)
+    use, fates = crowd(plan, measured_s)
     return [*round_figures(use), *fates]
 
 
@@ -511,13 +517,12 @@ def large(lasting_s: float) -> list[Figure]:
         spill_bytes=LARGE_SPILL_BYTES,
         stream_bytes_max=STREAM_BYTES,
     )
-    plan = FleetPlan(learners=2, hosts=2, request=request, spill_bytes=LARGE_SPILL_BYTES)
-    say = sayer("large fragments")
-    with tempfile.TemporaryDirectory() as folder, running_fleet(plan, Path(folder), say) as fleet:
+    plan = FleetPlan("large fragments", learners=2, hosts=2, request=request, spill_bytes=LARGE_SPILL_BYTES)
+    with tempfile.TemporaryDirectory() as folder, running_fleet(plan, Path(folder)) as fleet:
         began_s = fleet.lived_s()
-        watch(fleet, lasting_s, say)
+        fleet.watch(lasting_s)
         ended_s, ended_at_s = fleet.lived_s(), time.time()
-        fleet.close(say)
+        fleet.close()
         history, memory = fleet.history(), fleet.samples.by_name()
         # What a process keeps of a fragment it has after the first commit of it.
         firsts = [line.at_s for line in history.rounds if line.round.version == 1]
@@ -540,28 +545,27 @@ def large(lasting_s: float) -> list[Figure]:
 # -- what they share --------------------------------------------------------------------------------------------------
 
 
-def small_plan(learners: int, interval_s: float, *, shards: int, hosts: int) -> FleetPlan:
+def small_plan(name: str, learners: int, interval_s: float, *, shards: int, hosts: int) -> FleetPlan:
     """Return a run of many tiny fragments, of which each is called once per interval."""
     protocol = ProtocolSettings(fragments=FRAGMENTS, shards=shards, interval_steps=INTERVAL_STEPS, quorum=learners)
     step_s = interval_s / INTERVAL_STEPS
     request = HostRequest("", "scale", [], elements=ELEMENTS, step_s=step_s, protocol=protocol.check())
-    return FleetPlan(learners=learners, hosts=hosts, request=request)
+    return FleetPlan(name, learners=learners, hosts=hosts, request=request)
 
 
-def crowd(name: str, plan: FleetPlan, measured_s: float) -> tuple[CrowdUse, list[Figure]]:
+def crowd(plan: FleetPlan, measured_s: float) -> tuple[CrowdUse, list[Figure]]:
     """Play a run of small fragments; return what it used in the measured time, and figures of its fates."""
-    say = sayer(name)
-    with tempfile.TemporaryDirectory() as folder, running_fleet(plan, Path(folder), say) as fleet:
-        watch(fleet, WARM_S, say)
+    with tempfile.TemporaryDirectory() as folder, running_fleet(plan, Path(folder)) as fleet:
+        fleet.watch(WARM_S)
         first_s, before = fleet.lived_s(), fleet.moment()
-        watch(fleet, measured_s, say)
+        fleet.watch(measured_s)
         last_s, after = fleet.lived_s(), fleet.moment()
-        fleet.close(say)
+        fleet.close()
         history, samples = fleet.history(), fleet.samples
     made = [line for line in history.rounds if before.at_s <= line.at_s < after.at_s]
     waiting = [(queue, oldest_s) for at_s, queue, oldest_s in samples.waiting if first_s <= at_s <= last_s]
     use = CrowdUse(
-        name=name,
+        name=plan.name,
         learners=plan.learners,
         lasted_s=after.at_s - before.at_s,
         commits=len(made),
@@ -572,30 +576,13 @@ def crowd(name: str, plan: FleetPlan, measured_s: float) -> tuple[CrowdUse, list
         queue=max((queue for queue, _ in waiting), default=0),
         oldest_s=max((oldest_s for _, oldest_s in waiting), default=0.0),
     )
-    say(f"{use.commits} commits of {use.contributions} contributions in {use.lasted_s:.0f} s")
+    fleet.say(f"{use.commits} commits of {use.contributions} contributions in {use.lasted_s:.0f} s")
     fragments = plan.request.protocol.fragments
-    return use, fate_figures(name, (each.ledger for each in history.ledgers.values()), history.rounds, fragments)
+    return use, fate_figures(plan.name, (each.ledger for each in history.ledgers.values()), history.rounds, fragments)
 
 
 def broker_counts(before: FleetMoment, after: FleetMoment) -> dict[str, float]:
-    """Return what the broker counted between two moments."""
     return {name: after.broker[name] - former for name, former in before.broker.items()}
-
-
-def watch(fleet: Fleet, for_s: float, say: Callable[[str], None]) -> None:
-    """Let time pass, and say now and then how it goes; end the benchmark if a process ends."""
-    until_s = time.monotonic() + for_s
-    while (left_s := until_s - time.monotonic()) > 0.0:
-        time.sleep(min(left_s, 15.0))
-        fleet.check()
-        say(f"{max(0.0, until_s - time.monotonic()):.0f} s left; {fleet.samples.describe()}")
-
-
-def sayer(name: str) -> Callable[[str], None]:
-    def say(text: str) -> None:
-        print(f"{name}: {text}", flush=True)
-
-    return say
 
 
 if __name__ == "__main__":

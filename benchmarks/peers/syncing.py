@@ -3,6 +3,7 @@
     syncing.py gloo REQUEST       all-reduce over gloo: the floor, without any protection
     syncing.py quorum REQUEST     torchft: a quorum, an all-reduce and a commit for each step
     syncing.py diloco REQUEST     torchft's DiLoCo: an all-reduce of pseudo-gradients and an outer step
+    syncing.py hivemind REQUEST   hivemind, in an environment of its own: an averaging, matchmaking included
 
 REQUEST is a JSON object (see `benchmarks.network.bench_peers`). A worker prints a line of JSON for each sync until it is ended:
 when it was over, and for how long it kept this process waiting. Nobody trains: between two syncs a worker pauses.
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +24,9 @@ import torch.distributed as dist
 
 Request = dict[str, Any]
 LONG = timedelta(minutes=10)
+MATCHMAKING_S = 0.5
+"""For how long a peer looks for others at least; hivemind's own five seconds are for peers that are not in step."""
+AVERAGING_S = 60.0
 
 
 def repeat(request: Request, sync: Callable[[], None], before: Callable[[], None] = lambda: None) -> None:
@@ -50,7 +55,6 @@ def gloo(request: Request) -> None:
 
 
 def manager_of(request: Request, **more: Any) -> Any:  # noqa: ANN401  (torchft has no types)
-    """Return the manager of a replica group of one worker."""
     from torchft import Manager, ProcessGroupGloo  # noqa: PLC0415
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -108,6 +112,39 @@ def diloco(request: Request) -> None:
         repeat(request, inner.step, steps)
 
 
+def hivemind(request: Request) -> None:
+    """Average with peers that find each other; the first writes its addresses to the file `meeting`, the others wait for it."""
+    from hivemind import DHT  # noqa: PLC0415
+    from hivemind.averaging import DecentralizedAverager  # noqa: PLC0415
+
+    meeting = Path(request["meeting"])
+    if request["rank"] == 0:
+        dht = DHT(start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+        found = [str(address) for address in dht.get_visible_maddrs()]
+        meeting.with_suffix(".part").write_text(json.dumps(found))
+        meeting.with_suffix(".part").rename(meeting)
+    else:
+        while not meeting.exists():
+            time.sleep(0.05)
+        known = json.loads(meeting.read_text())
+        dht = DHT(start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"], initial_peers=known)
+    averager = DecentralizedAverager(
+        [torch.randn(request["elements"])],
+        dht,
+        prefix="race",
+        target_group_size=request["world"],
+        min_matchmaking_time=MATCHMAKING_S,
+        request_timeout=MATCHMAKING_S / 2,
+        start=True,
+    )
+
+    def sync() -> None:
+        if averager.step(timeout=AVERAGING_S) is None:
+            raise RuntimeError("an averaging failed")
+
+    repeat(request, sync)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"gloo": gloo, "quorum": quorum, "diloco": diloco}[sys.argv[1]](json.loads(sys.argv[2]))
+    {"gloo": gloo, "quorum": quorum, "diloco": diloco, "hivemind": hivemind}[sys.argv[1]](json.loads(sys.argv[2]))

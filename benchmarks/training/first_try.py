@@ -299,7 +299,6 @@ def race(
 
 
 def train_with(name: str, task: TrainingTask) -> dict[str, float]:
-    """Let a system train, and return what it came to, as `Try` has it."""
     task.folder.mkdir(parents=True)
     save_safetensors(first_values(MODEL, task.seed, None), task.first, {})
     wall_s, cpu_s, model = SYSTEMS[name](task)

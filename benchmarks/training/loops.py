@@ -148,7 +148,6 @@ def prepare(loop: Loop, folder: Path) -> None:
 
 
 def play(loop: Loop, folder: Path, scene: str, killed: int) -> SceneOutcome:
-    """Play one scene in which `killed` of the islands are killed and started again."""
     place = folder / scene
     place.mkdir()
     began_s = time.monotonic()
@@ -187,7 +186,6 @@ def _islands(loop: Loop, folder: Path, place: Path, url: str, killed: int) -> It
 
 
 async def wait_for_share(url: str, run: str, learners: list[subprocess.Popen[bytes]]) -> None:
-    """Return when the run has trained `KILL_SHARE` of its tokens."""
     bus = await open_bus(url, run, name="reader")
     deadline_s = time.monotonic() + DEADLINE_S
     try:
@@ -223,7 +221,6 @@ async def fates(url: str, run: str) -> tuple[int, float, bool]:
 
 
 def await_end(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Return what a process has printed once it has ended well."""
     code = process.wait(DEADLINE_S)
     text = log.read_text(encoding="utf-8", errors="replace")
     if code:
@@ -302,7 +299,6 @@ def figures(loop: Loop, scenes: dict[str, SceneOutcome]) -> Iterator[Figure]:
 
 
 def survival_figures(loop: Loop, scene: str, outcome: SceneOutcome) -> Iterator[Figure]:
-    """Yield what became of the tokens and of the model in a scene with kills."""
     back = "; ".join(f"{word.steps} steps" for word in outcome.words[: SCENES[scene]])
     how = f"of {outcome.trained} trained; back for {back}"
     lost, exact = outcome.lost, outcome.exact

@@ -67,7 +67,6 @@ def main(*, megabytes: Annotated[float, "size of the plain file"] = MEGABYTES, s
 
 
 def lines(seed: int, size: int) -> list[str]:
-    """Return lines of words, about `size` bytes of them in all."""
     rng = np.random.default_rng(seed)
     words = np.array(["".join(chr(97 + c) for c in rng.integers(0, 26, n)) for n in rng.integers(2, 10, 5000)])
     found, length = [], 0
