@@ -67,8 +67,6 @@ def bucket() -> Iterator[str]:
 
 @pytest.fixture
 def store_of(request: pytest.FixtureRequest, tmp_path: Path, run: str) -> MakeStoreOf:
-    """A function of a kind, which gives an empty archive store of it."""
-
     def made(kind: str) -> ArchiveStore:
         if kind == "folder":
             return open_archive((tmp_path / "archive").as_uri())

@@ -49,7 +49,6 @@ def asked(cluster: LockedBroker, *words: str, identity: Path | None = None) -> C
 
 
 def rows(done: CommandResult) -> dict[str, dict[str, Any]]:
-    """Return the rows of the JSON form by node, or by address where there is no node."""
     assert done.stdout, done.stderr
     return {row["node"] or row["address"]: row for row in json.loads(done.stdout)}
 

@@ -73,7 +73,6 @@ class TestClusteredBus(BusContract):
 
 @pytest.fixture
 async def open_bus(cluster: LocalCluster, run: str) -> AsyncIterator[OpenBus]:
-    """Open buses of one run that bear much, and close them after the test."""
     opened: list[JetStreamBus] = []
 
     async def make(url: str = "", options: BusOptions = PATIENT) -> JetStreamBus:

@@ -46,7 +46,6 @@ def fragile(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 
 @pytest.fixture(params=[True, False], ids=["own_thread", "callers_loop"])
 async def open_bus(run: str, request: pytest.FixtureRequest) -> AsyncIterator[OpenBus]:
-    """Open buses, in either kind of loop, that are closed after the test."""
     opened: list[JetStreamBus] = []
 
     async def make(url: str, **settings: Any) -> JetStreamBus:  # noqa: ANN401  # passed on as they are

@@ -112,7 +112,6 @@ def spread_record(run: str, *bulk: str) -> RunRecord:
 
 @pytest.fixture
 async def opened(broker: EmbeddedBroker, run: str) -> AsyncIterator[OpenBus]:
-    """Open any number of buses at the home, or at another broker; close them all."""
     buses: list[Bus] = []
 
     async def one(url: str = "", **options: Any) -> Bus:  # noqa: ANN401

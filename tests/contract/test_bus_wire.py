@@ -203,7 +203,6 @@ async def reached(sender: WireClient | Client, heard: asyncio.Queue[Msg]) -> Non
 
 
 async def next_message(heard: asyncio.Queue[Msg]) -> Msg:
-    """Return the next message that is no probe."""
     async with asyncio.timeout(SOON_S):
         while (message := await heard.get()).data == PROBE:
             pass
@@ -263,7 +262,6 @@ async def test_a_password_is_asked_for(tmp_path: Path) -> None:
 
 
 def certificate(folder: Path) -> ssl.SSLContext:
-    """Write a key and a certificate for the loopback and return who believes it."""
     key, now = ec.generate_private_key(ec.SECP256R1()), dt.datetime.now(dt.UTC)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "loopback")])
     names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])

@@ -33,7 +33,6 @@ def _wall_jumps() -> None:
 
 @pytest.fixture
 def deployed(tmp_path: Path) -> Iterator[Deployed]:
-    """A deployment on this machine, whose broker runs and whose run is founded."""
     with deployed_here(tmp_path) as made:
         asyncio.run(made.found())
         yield made

@@ -61,7 +61,6 @@ def _wall_jumps() -> None:
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
-    """A deployment on this machine, whose broker runs and whose run is founded."""
     with deployed_here(tmp_path_factory.mktemp("deployed")) as made:
         asyncio.run(made.found())
         yield made
@@ -274,7 +273,6 @@ def ended(authority: Certified, host: str) -> Certified:
 
 
 def showing(folder: Path, shown: Certified) -> EmbeddedBroker:
-    """Return a broker that shows a certificate and lets everybody in."""
     folder.mkdir()
     (folder / "shown.pem").write_text(shown.certificate, encoding="utf-8")
     write_secret(folder / "shown.key", shown.key)
@@ -414,7 +412,6 @@ async def test_a_disk_that_is_full(deployed: Deployed) -> None:
 
 
 def read_only(folder: Path) -> None:
-    """Fail as a folder does that a unit or a container may only read."""
     raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(folder))
 
 

@@ -86,7 +86,6 @@ async def _opened_by(locked: LockedBroker, identity: HeldIdentity) -> Bus:
 
 @pytest.fixture
 async def forging(pair: LockedPair) -> AsyncIterator[list[Bus]]:
-    """The forger twice: writing without signatures, and with those of his own root."""
     forger = pair.forger
     options = BusOptions(credentials=forger.credentials())
     buses: list[Bus] = [

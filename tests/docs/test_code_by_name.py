@@ -62,7 +62,6 @@ OUR_NAMES: Final = {
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
-    """Yield each module of the kernel and the services by its dotted name, parsed."""
     for source in (ROOT / "shared", *sorted((ROOT / "services").iterdir())):
         for path in sorted(source.rglob("*.py")):
             name = ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__")

@@ -21,7 +21,6 @@ HISTORY = {"lab", "results"}
 
 
 def fenced(text: str) -> Iterator[str]:
-    """Yield the commands in the fenced blocks of a page, without prompts and comments."""
     block = "\n".join("" if is_prose else line for line, is_prose in prose(text)).replace("\\\n", " ")
     for line in block.split("\n"):
         command = line.strip().removeprefix("$ ").split(" #")[0].split("||")[0].split(" > ")[0]

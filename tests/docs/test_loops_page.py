@@ -16,7 +16,6 @@ RULES_SECTION, *SECTIONS = (ROOT / "docs" / "how-to" / "loops.md").read_text(enc
 
 
 def shown(section: str) -> tuple[set[str], list[str]]:
-    """Return the lines of the examples that a section links, and the lines that it shows."""
     linked = re.findall(r"\.\./\.\./examples/(\w+\.py)", section)
     texts = [(ROOT / "examples" / name).read_text(encoding="utf-8") for name in linked]
     there = {line.removesuffix("# atoll").strip() for text in texts for line in text.splitlines()}

@@ -56,7 +56,6 @@ COMMANDS: dict[str, Callable[..., object]] = {
 
 
 def run_command(world: ProtocolWorld, words: list[str]) -> str:
-    """Do one command; return a line to print after it, or nothing."""
     said = COMMANDS[words[0]](world, *words[1:])
     return said if isinstance(said, str) else ""
 

@@ -16,7 +16,6 @@ from support.documents import ROOT, Reader, documented
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
-    """A reader at the root of the repository; no process outlives the test."""
     reader = Reader(tmp_path / "atoll")
     yield reader
     left = reader.leave()

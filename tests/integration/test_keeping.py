@@ -50,7 +50,6 @@ class LoopWorld:
 
 @pytest.fixture
 def world() -> Iterator[LoopWorld]:
-    """A world; its thread ends with the test."""
     world = LoopWorld()
     yield world
     world.home.stop()

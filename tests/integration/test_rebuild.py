@@ -37,7 +37,6 @@ TOKENS = 400_000
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """A broker of this test's own, to be lost."""
     with EmbeddedBroker(tmp_path / "nats") as broker:
         yield broker
 

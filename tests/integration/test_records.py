@@ -66,7 +66,6 @@ def events_of(folder: Path, run: str) -> list[int]:
 
 
 def curve_of(library: str, folder: Path, run: str) -> list[tuple[int, float]]:
-    """Return the steps and values of a curve, as the library itself reads them."""
     program = f"import json, sys\nfolder, run = sys.argv[1:]\n{READ[library]}\nprint('told', json.dumps(told))"
     done = subprocess.run(
         [sys.executable, "-c", program, str(folder), run],

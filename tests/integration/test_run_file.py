@@ -53,7 +53,6 @@ compile_cache = "{caches.PROGRAMS}"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder with the file and its text; no process that was started for it is left."""
     text = tmp_path / "described" / "text"
     text.mkdir(parents=True)
     for path in sorted(Path(os.__file__).parent.glob("*.py"))[:30]:

@@ -62,7 +62,6 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """A broker of the test's own, open to all."""
     own = EmbeddedBroker(tmp_path / "store")
     own.start()
     yield own

@@ -84,7 +84,6 @@ class Leasers(RuleBasedStateMachine):
         self.granted: set[tuple[int, int]] = set()
 
     def life(self, name: str) -> LeaserLife:
-        """Return the present life of a learner, a new one without a checkpoint if it has none."""
         if name not in self.lives:
             self.numbers[name] += 1
             self.lives[name] = LeaserLife(name, self.numbers[name])
@@ -298,7 +297,6 @@ def test_readers_beyond_a_bound_are_counted_together_those_that_read_least_first
 
 
 def holding(*renewals: tuple[str, int]) -> DataLedger:
-    """Return a ledger in which learners hold a block each and have renewed so often."""
     ledger = DataLedger(blocks=10)
     for name, count in renewals:
         ledger, _ = take(ledger, name, 1, 1)

@@ -22,7 +22,6 @@ ACTS = ("step", "beat", "tick", "deliver", "again", "read", "spoil", "hear", "lo
 
 
 def recorded(machine: Any, name: str, facts_min: int) -> tuple[FactRecorder[Any], list[list[Any]]]:  # noqa: ANN401  (any machine)
-    """Record a machine from now on; the list fills with the commands of every fact."""
     recorder, answers = FactRecorder(name, machine, facts_min), list[list[Any]]()
     handle = type(machine).handle
 

@@ -41,7 +41,6 @@ PLANTED = {
 
 
 def played(seeds: range, rates: Mapping[str, float], fixed: Mapping[str, Any]) -> Counter[str]:
-    """Play schedules in which all holds; return what happened in them."""
     happened: Counter[str] = Counter()
     for seed in seeds:
         outcome = play(seed, rates=rates, fixed=fixed)

@@ -20,7 +20,6 @@ pytestmark = [pytest.mark.second_tier]
 
 @pytest.fixture(scope="module")
 def folders() -> dict[str, Path]:
-    """Return the folders of the runs that have been simulated, by cause."""
     return {}
 
 

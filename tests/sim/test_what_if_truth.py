@@ -19,7 +19,6 @@ NARROW = RecordedLink(0.04, 5_000.0)
 
 
 def recorded(out: Path) -> tuple[Recording, float]:
-    """Return the recording of a run, and its goodput by the event log."""
     history, settings = recording_of("what-if", out, None, None)
     share = goodput_of(history).share
     assert share is not None

@@ -66,7 +66,6 @@ REASONS = {
 
 
 def opening_calls(source: str) -> Iterator[str]:
-    """Yield the names of calls in a module that open a file to read it."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
             continue

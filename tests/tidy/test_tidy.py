@@ -44,7 +44,6 @@ def is_ours(folder: str) -> bool:
 
 @functools.cache
 def all_files() -> list[Path]:
-    """Return every file of ours, sorted; the folders of others are not even looked into."""
     found = []
     for at, folders, names in os.walk(ROOT):
         folders[:] = filter(is_ours, folders)
@@ -71,7 +70,6 @@ def parsed(text: str) -> ast.Module:
 
 @functools.cache
 def nodes_of(text: str) -> list[ast.AST]:
-    """Return every node of a module; to go through a tree takes as long as to make it."""
     return list(ast.walk(parsed(text)))
 
 

@@ -20,7 +20,6 @@ def gone(run: SteppedRun) -> list[RunFinding]:
 
 @pytest.fixture
 def told() -> SteppedRun:
-    """A run of three learners, which have joined and told of themselves for 40 s."""
     run = SteppedRun()
     run.serve("shard-0", 9.0)
     for who in run.steps:

@@ -40,7 +40,6 @@ class Away(MemoryBus):
 
 
 async def stored(bus: MemoryBus, run: RunRecord, learner: str, push: int, encoder: FrameEncoder) -> Contribution:
-    """Store a contribution; return its manifest."""
     blob = await bus.put_blob(run.subjects.contribution_stem(learner, 0, 1, push, "0" * 16), Upload(encoder))
     return Contribution(
         learner=learner, incarnation=1, fragment=0, push=push, base_version=0, tokens=1, steps=1, trained_tokens=1, loss=None,

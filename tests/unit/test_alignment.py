@@ -26,7 +26,6 @@ def mean(*vectors: Vector) -> Vector:
 
 
 def round_of(*vectors: Vector) -> list[Alignment]:
-    """Return the alignments of a round that merges by the plain mean."""
     merged = mean(*vectors)
     samples = [sample_of(Encoded.exact(vector)) for vector in vectors]
     learners = [f"learner-{number}" for number in range(len(vectors))]

@@ -149,7 +149,6 @@ def miscount(extract: Extract) -> None:
 
 
 def isolate(extract: Extract) -> None:
-    """Isolate a learner that did nothing but be away for a while."""
     extract.report["quarantined"] = [{"learner": "learner-1", "incarnation": 1, "offences": 3, "reason": "outlier"}]
 
 

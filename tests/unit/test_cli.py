@@ -25,7 +25,6 @@ HEAVY = ("jax", "flax", "optax", "nats", "textual", "pyarrow", "tokenizers")
 
 
 def process(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}
     command = [sys.executable, "-m", "atoll.cli", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=env, check=False)

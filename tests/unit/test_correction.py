@@ -146,17 +146,6 @@ def test_every_slice_is_corrected_as_the_paper_says(
         np.testing.assert_allclose(got[here], wanted, rtol=0, atol=4e-6 * np.abs(v[here]).max(initial=1e-30))
 
 
-def test_a_slice_longer_than_a_block_is_one_slice() -> None:
-    rng = np.random.default_rng(1)
-    v, m = rng.normal(size=(2, sum(SIZES))).astype(np.float32)
-
-    got = corrected(PAPER, v, m, slices_of(*SIZES))
-
-    here = slice(sum(SIZES[:2]), None)
-    wanted = reference(v[here].astype(np.float64), m[here].astype(np.float64), PAPER)
-    np.testing.assert_allclose(got[here], wanted, rtol=0, atol=4e-6 * np.abs(wanted).max())
-
-
 def test_what_opposes_the_momentum_is_shortened_and_what_crosses_it_is_turned() -> None:
     """By the paper's constants: by hand, for a pseudo-gradient straight against, and one straight across."""
     m = np.array([1.0, 0.0], np.float32)

@@ -31,7 +31,6 @@ class ToldRun:
         self.view.on_event(event(kind, who, BEGAN_S + at_s, **fields))
 
     def sample(self, who: str, at_s: float, step: int, *, incarnation: int = 1, state: str = "training") -> None:
-        """Write a sample of a learner whose step takes 0.5 s and trains 100 tokens."""
         fields = {"step": step, "tokens": 100 * step, "step_s": 0.5, "loss": 5.0 - 0.01 * step, "state": state}
         self.log("sample", who, at_s, incarnation=incarnation, **fields)
 
@@ -53,7 +52,6 @@ class ToldRun:
         return PageFacts("r", now_s=at_s, wall_s=BEGAN_S + at_s, answered=answered, **told)
 
     def state(self, at_s: float, *, founded: bool = True, answered: bool = True) -> dict[str, Any]:
-        """Return the page's state at a time; it is JSON."""
         made = state_of(self.view, self.facts(at_s, founded=founded, answered=answered))
         told: dict[str, Any] = json.loads(json.dumps(made, allow_nan=False))
         return told
@@ -165,7 +163,6 @@ def test_goodput_counts_the_gap_between_two_lives(told: ToldRun) -> None:
 
 
 def goodputs(run: ToldRun, facts: PageFacts) -> tuple[float | None, list[float | None]]:
-    """Return the goodput of the last minute, and that of the newest bins of time."""
     made = curves_of(run.view, facts)
     return made["goodput"]["now"], made["rates"]["goodput"][-3:]
 

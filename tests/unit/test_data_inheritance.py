@@ -11,7 +11,6 @@ from atoll.protocol.data import (
     DataLedger,
     LeaseWatch,
     bury,
-    data_lease_s,
     give_back,
     held,
     inherit,
@@ -103,17 +102,6 @@ def test_the_dead_are_buried_with_what_their_last_renewal_said() -> None:
     after = bury(ledger, [("a", 1), ("b", 1)])
     assert [grant.key for grant in after.returned] == sorted(unit.key for unit in units[:3])
     assert {grant.holder for grant in after.grants} == {("a", 2), ("a", 3)}
-
-
-def test_an_epoch_is_granted_whole_before_the_next_begins() -> None:
-    ledger = DataLedger(blocks=5)
-    granted = []
-    for _ in range(4):
-        ledger, unit = take(ledger, "a", 1, 3)
-        granted.append(unit.key)
-    assert granted == [(0, 0, 3), (0, 3, 5), (1, 0, 3), (1, 3, 5)]
-    assert [sums.untouched for sums in sums_by_epoch(ledger)] == [0, 0]
-    assert data_lease_s(3.0) == 30.0
 
 
 def test_what_one_reader_left_and_another_goes_on_with_is_each_ones_own() -> None:

@@ -56,7 +56,6 @@ class ChainRun:
             await self.store.garbage_collector.sweep()
 
     async def read(self, held: GlobalFragment | None = None) -> tuple[Vector, int]:
-        """Return what a reader gets of the newest head, and the bytes it read."""
         before, frames = self.reader.stats.bytes_down, self.reader.stats.frame_bytes_down
         known = None if held is None else (held.version, held.values)
         values = await read_values(self.reader, self.run, self.head, known)

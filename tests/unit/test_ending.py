@@ -102,7 +102,6 @@ def world(ending: str, **changes: Any) -> Numbers:  # noqa: ANN401  (settings of
 
 
 def rest(made: Numbers) -> Vector:
-    """Let everything come to rest and the ledgers be closed; return the global values."""
     settlement = made.heal()
     assert settlement.exact, settlement.errors
     return made.versions[-1]

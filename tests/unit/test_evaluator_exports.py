@@ -104,7 +104,6 @@ async def until(done: Callable[[], bool]) -> None:
 
 
 async def measured(run: FoundedRun) -> list[int]:
-    """Return the newest version of the model at each measurement in the event log."""
     entries = await run.bus.replay(run.record.subjects.event("evaluated", "*"), after=0, limit=1000)
     return [msgspec.json.decode(event_of(entry.subject, entry.data).fields["versions_max"]) for entry in entries]
 

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
-import pytest
-
-from atoll.base.errors import PeerMisbehaved
-from fuzzing import campaign
 from fuzzing.campaign import CORPUS, Found, corpus, file_name, play
-from fuzzing.targets import Scene, Target, decoders, handlers
+from fuzzing.targets import Scene, decoders, handlers
 
 INPUTS = 60
 
@@ -32,21 +27,3 @@ async def test_nothing_that_is_fed_breaks_anything() -> None:
     assert all(found.taken[name] for name in targets), "an honest input of each target is taken"
     known = {file_name(name) for name in targets}
     assert {folder.name for folder in CORPUS.iterdir()} <= known
-
-
-def test_what_breaks_is_kept_once_with_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(campaign, "FINDS", tmp_path)
-
-    def take(data: bytes) -> None:
-        if data == b"refused":
-            raise PeerMisbehaved("as it should be")
-        raise KeyError(data)
-
-    found, target = Found(), Target(take, (b"x",))
-    for data in (b"refused", b"one", b"two"):
-        play("a target", target, data, found)
-
-    assert found.inputs["a target"] == 3
-    (find,) = found.finds
-    assert "KeyError" in find
-    assert sorted(file.read_bytes() for file in tmp_path.iterdir() if not file.suffix) == [b"one"]

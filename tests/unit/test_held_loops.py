@@ -45,7 +45,6 @@ class HeldLoop:
         self.clock.now_s += pause_s
 
     def steps(self, count: int) -> float:
-        """Take some steps; return for how long."""
         began_s = self.clock.now_s
         for _ in range(count):
             self.clock.now_s += STEP_S

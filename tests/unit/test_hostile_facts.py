@@ -184,18 +184,6 @@ def test_who_says_that_its_steps_take_for_ever_is_not_waited_for_for_ever() -> N
     assert desk.live() == desk.present() == set()
 
 
-def test_who_was_never_seen_to_step_so_slowly_does_not_set_the_pace() -> None:
-    """Of two learners that said 10^12 s, one once had the other's rounds wait for half an hour."""
-    desk = Shard(agreed(), 0, {0: 0})
-    for second in range(30):
-        desk.handle(beat("honest", float(second), step_s=1.0, steps=second))
-        desk.handle(beat("liar", float(second), step_s=1e12, steps=10 * second))
-
-    pace_s = desk.step_s()
-    assert pace_s is not None
-    assert pace_s < 2.0
-
-
 def test_a_learner_that_beats_on_and_does_nothing_does_not_keep_a_run_from_finishing() -> None:
     """Once the run is over, a contribution or a farewell counts, and a heartbeat does not."""
     desk = Shard(agreed(tokens_target=100), 0, {0: 0})

@@ -26,7 +26,6 @@ MODEL = ModelSettings(vocab=300, layers=2, width=32, heads=4, kv_heads=2, ffn=48
 
 
 def folder(path: Path, model: ModelSettings = MODEL, **changes: Any) -> Path:  # noqa: ANN401  (any JSON)
-    """Write a model as Hugging Face lays it out, in two files; return its folder."""
     path.mkdir()
     params = {name: np.asarray(leaf) for name, leaf in init_params(model, 3).items()}
     names = sorted(params)

@@ -98,7 +98,6 @@ class LossScene:
 
 @contextmanager
 def scene() -> Iterator[LossScene]:
-    """Yield a scene with a loop of its own."""
     home = LoopThread("test-losses")
     try:
         yield LossScene(home)

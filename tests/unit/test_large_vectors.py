@@ -30,7 +30,6 @@ SIZES = [parallel.PART + 77, 100, ELEMENTS - parallel.PART - 177]
 
 
 def slices() -> tuple[FragmentSlice, ...]:
-    """Return three slices that begin within blocks and end within parts."""
     offsets = np.cumsum([0, *SIZES])
     return tuple(
         FragmentSlice(f"w{at}", 0, size, int(at), size, direct=False) for at, size in zip(offsets, SIZES, strict=False)

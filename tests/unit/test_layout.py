@@ -9,7 +9,6 @@ from atoll.model.layout import TensorSpec, first_difference, plan_layout
 
 
 def llama(vocabulary: int, width: int, layers: int) -> list[TensorSpec]:
-    """Return the tensors of a Llama-shaped decoder with tied embeddings."""
     hidden = width * 8 // 3
     tensors = [TensorSpec("embed", (vocabulary, width), "float32")]
     for number in range(layers):

@@ -86,7 +86,6 @@ def test_a_library_s_names_have_their_rules(tree: str) -> None:
 
 
 def ruled(params: Any, *, doubtful: tuple[str, ...] = ()) -> dict[str, str]:  # noqa: ANN401  (any pytree)
-    """Return the rules of the leaves of a pytree that are not merged as weights."""
     _, rules = checked_parameters(params, {})
     assert rules.doubtful == doubtful
     return {name: rule for name, rule in rules.by_name.items() if rule != "pseudo_gradient"}

@@ -17,7 +17,7 @@ from atoll.base.errors import DataError, SettingsError, StorageFull
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.prepare import describe, prepare
 from atoll_learner.data.shards import TokenShards, mix_order, permute
-from atoll_learner.data.sources import documents, files_of
+from atoll_learner.data.sources import files_of
 from atoll_learner.data.tokenizer import ByteTokenizer
 
 
@@ -49,15 +49,6 @@ def test_the_split_and_the_fingerprint_do_not_depend_on_luck(tmp_path: Path) -> 
     assert one == same
     assert (one.validation_tokens, one.train_tokens) == (turned.validation_tokens, turned.train_tokens)
     assert one.fingerprint != turned.fingerprint
-
-
-def test_jsonl_and_parquet_hold_a_document_a_row(tmp_path: Path) -> None:
-    """Both give the documents that text files would."""
-    rows = ["first document", "second one"]
-    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": row}) for row in rows), encoding="utf-8")
-    pq.write_table(pa.table({"text": rows}), tmp_path / "b.parquet")
-
-    assert [list(documents(path)) for path in files_of([tmp_path])] == [[row.encode() for row in rows]] * 2
 
 
 @pytest.mark.parametrize(
@@ -244,7 +235,6 @@ def numbered(tmp_path: Path, *, is_whole: bool) -> TokenShards:
 
 
 def windows_read(monkeypatch: pytest.MonkeyPatch, shards: TokenShards, unit: tuple[int, int, int]) -> list[list[int]]:
-    """Return block and place of every window of a unit, as it is read."""
     read: list[list[int]] = []
 
     def window(_shards: TokenShards, block: int, at: int, tokens: int) -> np.ndarray:

@@ -41,7 +41,6 @@ def crowded(incarnations: int) -> Ledger:
 
 
 async def put_head(bus: MemoryBus, run: str, epoch: int) -> None:
-    """Write a head of the only fragment, as an owner of that epoch did."""
     keyframe = BlobRef(Subjects(run).global_stem(0, 1, "n"), 1, 8, "d" * 32)
     head = Head(
         fragment=0,

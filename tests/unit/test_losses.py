@@ -30,7 +30,6 @@ class SilentBus(MemoryBus):
 
 
 def continued(out: Path, run: str, versions: int) -> UpPlan:
-    """Return a plan that continues a run of which so many commits were seen."""
     made = plan(up_request(out=out, locked=False, assignments=(f"run={run}", "protocol.tokens_target=1000")), {})
     return replace(made, former=RunFile(run=run, learners=1, settings={}, broker="embedded", versions=versions))
 

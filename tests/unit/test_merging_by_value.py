@@ -32,7 +32,6 @@ class ValueRounds:
         self.version = 0
 
     def merge(self, given: Mapping[str, float], weights: Mapping[str, float] | None = None) -> MergeResult:
-        """Merge a round in which learners have these numbers in every element."""
         self.version += 1
         fold = ValuesFold(SLICES, self._settings)
         for learner, number in given.items():

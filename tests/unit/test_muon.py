@@ -46,7 +46,6 @@ def gradients_of(params: Params, seed: int) -> Params:
 
 
 def updates_of(train: TrainSettings, state: Any, seeds: Sequence[int]) -> tuple[Params, Any]:  # noqa: ANN401
-    """Return the last update and the state after random gradients of these seeds."""
     params, update = toy(), jax.jit(optimizer(train).update)
     got: Params = {}
     for seed in seeds:

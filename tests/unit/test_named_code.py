@@ -78,8 +78,6 @@ def trap(tmp_path: Path, run: str, monkeypatch: pytest.MonkeyPatch) -> Trap:
 
 
 def reach(monkeypatch: pytest.MonkeyPatch, broker: MemoryBroker) -> None:
-    """Let a synchronizer's process reach this broker, whatever its address says."""
-
     async def opened(url: str, run: str, **_: Any) -> Bus:  # noqa: ANN401  (how it would be reached)
         del url
         return MemoryBus(run, broker)

@@ -142,7 +142,6 @@ class NotCallable(HalfAnOptimizer):
 
 
 def leaves(lr: float) -> None:
-    """Leave the program, as a script does that reads its own arguments."""
     raise SystemExit(lr)
 
 

@@ -29,7 +29,6 @@ async def founded(request: pytest.FixtureRequest, run: str, tmp_path: Path) -> F
 
 
 async def of_shard(founded: FoundedRun, momenta: OuterMomenta, fragment: int) -> bool:
-    """Return whether a region has the momentum that the shard has, to the bit."""
     holding = founded.stores[founded.record.protocol.shard_of(fragment)].holdings[fragment]
     reference = await momenta.of(fragment, holding.head.version, holding.head.state)
     assert reference is not None

@@ -44,7 +44,6 @@ def drawn(count: int, seed: int = 7) -> list[tuple[Vector, float, float]]:
 def fold_of(
     drawn: Sequence[tuple[Vector, float, float]], method: str = "rda", momentum: Vector | None = None
 ) -> FragmentFold:
-    """Return a fold of contributions, corrected by a momentum if there is one."""
     fold = FragmentFold(SLICES, "rda" if method == "rda" else "mean")
     for vector, weight, staleness in drawn:
         sent = Encoded.exact(vector)

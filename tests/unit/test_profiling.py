@@ -22,7 +22,6 @@ NEAR_US = 20_000.0
 
 
 def profiled(folder: Path, steps: int, loops: int) -> list[dict[str, Any]]:
-    """Return the events of a profile of a loop that pushes in another thread."""
     work = jax.jit(lambda x: (x @ x).sum())
     square = jnp.ones((64, 64))
     profiler = StepProfiler(folder, steps, "a-1")

@@ -52,16 +52,6 @@ def test_grace_is_gamma_of_the_slack_within_zero_and_the_cap() -> None:
     assert pacing.grace_window(s, 1.0, 1.5, 1.0).granted_s == 0.0
 
 
-@pytest.mark.parametrize(("steps_s", "pace_s"), [((), None), ((1.0, 3.0), 1.0), ((50.0, 1.1, 1.0), 1.1)])
-def test_the_pace_is_the_median_learners(steps_s: tuple[float, ...], pace_s: float | None) -> None:
-    """One slow learner cannot stretch it; of two it is the faster, of none there is none."""
-    desk = RulesDesk()
-    for number, step_s in enumerate(steps_s):
-        desk.beat(f"learner-{number}", step_s=step_s)
-
-    assert desk.shard.step_s() == pace_s
-
-
 def test_first_calls_are_staggered_over_one_interval() -> None:
     """Fragment p of P is due (p + 1)/P of an interval after the first report."""
     desk = RulesDesk(fragments=4)

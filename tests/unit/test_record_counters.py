@@ -63,7 +63,6 @@ def structs_in(kind: Any) -> Iterator[msgspec.inspect.StructType]:  # noqa: ANN4
 
 
 def is_counted(field: msgspec.inspect.Field) -> bool:
-    """Return whether a field is marked as one that readers count on from."""
     return isinstance(field.type, msgspec.inspect.Metadata) and bool((field.type.extra or {}).get("counted"))
 
 

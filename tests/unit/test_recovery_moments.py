@@ -91,7 +91,6 @@ class Fake:
         return None if self._own is None else LoadedCheckpoint(self._own, note, 10, 0.1, self.rebuilt_since)
 
     def place(self) -> dict[tuple[int, int, int], tuple[int, int]]:
-        """Return no place without a checkpoint."""
         return {}
 
     def recovered_state(self, like: Any) -> Borrowed | None:  # noqa: ANN401

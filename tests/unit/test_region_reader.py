@@ -78,7 +78,6 @@ Opened = Callable[..., RegionDesk]
 
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch) -> Opened:
-    """Open a desk whose region gives these answers; all waits are a hundredth as long."""
     for name in ("ASK_S", "TURN_S", "SILENT_S", "WORK_S", "AWAY_S", "BACK_S", "BACK_S_MAX"):
         monkeypatch.setattr(regions, name, getattr(regions, name) / 100)
 

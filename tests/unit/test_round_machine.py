@@ -95,11 +95,6 @@ def test_a_round_folds_what_fits_and_nothing_while_it_commits() -> None:
         now.fold(offer("b"), "c")
 
 
-@pytest.mark.parametrize(("tokens", "steps", "why"), [(0, 4, "empty"), (4, 0, "empty"), (-1, 4, "empty"), (1, 1, "")])
-def test_a_contribution_of_nothing_is_empty(tokens: int, steps: int, why: str) -> None:
-    assert begun().refusal(offer(tokens=tokens, steps=steps)) == why
-
-
 def test_a_round_is_idle_while_nothing_is_about_to_make_a_version() -> None:
     """Folded, on its way, or being committed: then a final contribution on the next version waits for it."""
     last = offer(base=6, final=True)
@@ -119,16 +114,6 @@ def test_a_round_is_idle_while_nothing_is_about_to_make_a_version() -> None:
     assert not begun().ahead(last)
 
 
-def test_who_has_answered_is_who_contributed_on_this_base_or_tried_to() -> None:
-    now = begun()
-    now.fold(offer("late", base=4), "c")
-    now.drop(offer("bad"))
-    now.drop(offer("late and bad", base=4))
-    assert now.answerers() == {"bad"}
-    now.fold(offer("good"), "c")
-    assert now.answerers() == {"bad", "good"}
-
-
 def test_a_commit_says_when_its_round_was_called_and_met_its_quorum() -> None:
     """A round that was never called, or never met it, says so by its own moment."""
     uncalled, late, met = begun(), begun(), begun()
@@ -141,21 +126,3 @@ def test_a_commit_says_when_its_round_was_called_and_met_its_quorum() -> None:
         (0.0, 0.0, 0.0),
         (0.0, 2.0, 1.5),
     ]
-
-
-def test_a_round_ends_at_its_deadline_and_not_before() -> None:
-    """Or when all live learners have answered and nothing is on its way; patience knows no deadline."""
-    now = begun()
-    now.fold(offer("a"), "c")
-    assert now.end(0.0, {"a"}, alone=False) == ""
-    assert now.end(0.0, {"a"}, alone=False, patient=True) == "all answered"
-    assert now.end(0.0, set(), alone=True) == "nobody left"
-    called(now, 0.0)
-    granted(now, 2.0, 1.0)
-    assert now.end(2.99, {"a", "b"}, alone=False) == ""
-    assert now.end(3.0, {"a", "b"}, alone=False) == "grace over"
-    assert now.end(3.0, {"a", "b"}, alone=False, patient=True) == ""
-    now.loading.add(offer("b").key)
-    assert now.end(2.5, {"a"}, alone=False) == ""
-    assert now.end(2.5, set(), alone=True) == ""
-    assert begun().end(9.0, set(), alone=True, patient=True) == ""

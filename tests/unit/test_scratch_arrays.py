@@ -30,7 +30,6 @@ MIB = 1 << 20
 
 @pytest.fixture
 def spilling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Spill everything of a mebibyte and more, to a folder of the test's."""
     monkeypatch.setattr(large_arrays, "policy", large_arrays.Policy(float(MIB), tmp_path))
     yield tmp_path
     gc.collect()

@@ -53,7 +53,6 @@ class StoreDesk:
         )
 
     async def owner(self, epoch: int, versions: dict[int, int] | None = None) -> ShardStore:
-        """Return the store of the owner of this epoch, opened, of a run that is founded."""
         with contextlib.suppress(RecordConflict):
             await self.bus.put_record(self.subjects.run_record, encode(self.run), expected=0)
         store = ShardStore(self.bus, self.run, 0, make_outer("nesterov", 1.0, 0.9), versions)
@@ -310,7 +309,6 @@ class PowerCutBus(MemoryBus):
         return ref
 
     async def put_record(self, subject: str, data: bytes, **how: Any) -> int:  # noqa: ANN401  (as the bus takes it)
-        """As the JetStream adapter does: a record of a former connection is not sent."""
         if self.cut:
             self.cut = False
             await self.purge(f"{self.lost}.*")

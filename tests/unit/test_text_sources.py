@@ -44,7 +44,6 @@ def write_arrow(path: Path) -> None:
 
 
 def write_arrow_file(path: Path) -> None:
-    """Write the rows as an arrow file, which has its index at the end."""
     table = pa.table({"body": ROWS})
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as file:
         file.write_table(table, max_chunksize=7)

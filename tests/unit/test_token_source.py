@@ -39,7 +39,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def module(folder: Path, wrong: str = "None") -> str:
-    """Write a module with sources; return its name."""
     name = f"sources_{abs(hash((folder, wrong)))}"
     (folder / f"{name}.py").write_text(MODULE.format(wrong=wrong), encoding="utf-8")
     return name

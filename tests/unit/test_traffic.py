@@ -29,7 +29,6 @@ def beat(learner: str, incarnation: int, moved: LinkTraffic, *, tokens: int = 0,
 
 
 def committed(fragment: int, parameters: int, contributors: int = 2) -> Event:
-    """Return the round event of a commit: four bits up and eight down for every parameter."""
     shares = [{"learner": f"l{i}", "incarnation": 1, "age": 0, "tokens": 1, "weight": 1.0} for i in range(contributors)]
     sizes = {"bytes_up": contributors * parameters // 2, "bytes_down": parameters, "parameters": parameters}
     return event("round", "shard-0", 1.0, fragment=fragment, version=1, contributors=shares, **sizes)
