@@ -16,31 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from atoll.base.quantities import COUNT_MAX, INCARNATION_MAX
-from atoll.protocol.data import (
-    EPOCHS_KEPT,
-    HELD_MAX,
-    LEARNERS_NAMED_MAX,
-    OLDER,
-    OTHERS,
-    UNIT_BLOCKS_MAX,
-    UNITS_MAX,
-    DataGrant,
-    DataLedger,
-    DataShare,
-    Holder,
-    Key,
-    LeaseWatch,
-    Progress,
-    bury,
-    give_back,
-    held,
-    inherit,
-    renew,
-    sums_by_epoch,
-    sums_by_learner,
-    take,
-    too_many_units,
-)
+from atoll.protocol import data
 from atoll.wire.messages import DOCUMENT_BYTES_MAX, decode, encode
 
 BLOCKS = 5
@@ -55,19 +31,19 @@ class LeaserLife:
 
     name: str
     incarnation: int
-    read: dict[Key, int] = field(default_factory=dict)
-    checkpoint: dict[Key, tuple[int, int]] = field(default_factory=dict)
+    read: dict[data.Key, int] = field(default_factory=dict)
+    checkpoint: dict[data.Key, tuple[int, int]] = field(default_factory=dict)
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> data.Progress:
         return {key: (read, windows(key)) for key, read in self.read.items()}
 
 
-def windows(key: Key) -> int:
+def windows(key: data.Key) -> int:
     return (key[2] - key[1]) * PER_BLOCK
 
 
-def window(key: Key, number: int) -> tuple[int, int]:
+def window(key: data.Key, number: int) -> tuple[int, int]:
     return key[0], key[1] * PER_BLOCK + number
 
 
@@ -76,7 +52,7 @@ class Leasers(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = DataLedger(blocks=BLOCKS)
+        self.ledger = data.DataLedger(blocks=BLOCKS)
         self.lives: dict[str, LeaserLife] = {}
         self.numbers: Counter[str] = Counter()
         self.times: Counter[tuple[int, int]] = Counter()
@@ -89,10 +65,10 @@ class Leasers(RuleBasedStateMachine):
             self.lives[name] = LeaserLife(name, self.numbers[name])
         return self.lives[name]
 
-    def mark(self, key: Key) -> int:
+    def mark(self, key: data.Key) -> int:
         return next((g.read for g in (*self.ledger.grants, *self.ledger.returned) if g.key == key), windows(key))
 
-    def excuse(self, key: Key, start: int, stop: int) -> None:
+    def excuse(self, key: data.Key, start: int, stop: int) -> None:
         self.excused |= {window(key, number) for number in range(start, stop)}
 
     @rule(name=st.sampled_from(NAMES), blocks=st.integers(1, 4))
@@ -100,7 +76,7 @@ class Leasers(RuleBasedStateMachine):
         """A learner leases more; nobody else holds any of it."""
         life = self.life(name)
         others = {(g.epoch, i) for g in self.ledger.grants for i in range(g.start, g.stop)}
-        self.ledger, grant = take(self.ledger, name, life.incarnation, blocks)
+        self.ledger, grant = data.take(self.ledger, name, life.incarnation, blocks)
         positions = {(grant.epoch, i) for i in range(grant.start, grant.stop)}
         assert not positions & others
         self.granted |= positions
@@ -118,8 +94,8 @@ class Leasers(RuleBasedStateMachine):
     def renews(self, name: str) -> None:
         """A learner gives a sign of life and stops reading what is no longer its own."""
         life = self.life(name)
-        self.ledger = renew(self.ledger, name, life.incarnation, life.progress)
-        mine = {grant.key for grant in held(self.ledger, name, life.incarnation)}
+        self.ledger = data.renew(self.ledger, name, life.incarnation, life.progress)
+        mine = {grant.key for grant in data.held(self.ledger, name, life.incarnation)}
         life.read = {key: read for key, read in life.read.items() if key in mine}
 
     @rule(name=st.sampled_from(NAMES), blocks=st.integers(1, 4), number=st.integers(1, 6))
@@ -133,7 +109,7 @@ class Leasers(RuleBasedStateMachine):
     def leaves(self, name: str) -> None:
         """A learner returns what it has not read; the ledger knows every window that it has."""
         life = self.life(name)
-        self.ledger = give_back(self.ledger, name, life.incarnation, life.progress)
+        self.ledger = data.give_back(self.ledger, name, life.incarnation, life.progress)
         del self.lives[name]
 
     @rule(name=st.sampled_from(NAMES))
@@ -141,7 +117,7 @@ class Leasers(RuleBasedStateMachine):
         life = self.life(name)
         for key, read in life.read.items():
             self.excuse(key, self.mark(key), read)
-        self.ledger = bury(self.ledger, [(name, life.incarnation)])
+        self.ledger = data.bury(self.ledger, [(name, life.incarnation)])
         del self.lives[name]
 
     @rule(name=st.sampled_from(NAMES))
@@ -150,7 +126,7 @@ class Leasers(RuleBasedStateMachine):
         life = self.life(name)
         for key in life.read:
             self.excuse(key, self.mark(key), windows(key))
-        self.ledger = bury(self.ledger, [(name, life.incarnation)])
+        self.ledger = data.bury(self.ledger, [(name, life.incarnation)])
 
     @rule(name=st.sampled_from(NAMES))
     def keeps_a_checkpoint(self, name: str) -> None:
@@ -165,12 +141,12 @@ class Leasers(RuleBasedStateMachine):
             self.excuse(key, min(self.mark(key), former.checkpoint.get(key, (0, 0))[0]), read)
         self.numbers[name] += 1
         life = self.lives[name] = LeaserLife(name, self.numbers[name])
-        self.ledger = inherit(self.ledger, name, life.incarnation, former.checkpoint)
-        mine = held(self.ledger, name, life.incarnation)
+        self.ledger = data.inherit(self.ledger, name, life.incarnation, former.checkpoint)
+        mine = data.held(self.ledger, name, life.incarnation)
         life.read = {grant.key: grant.read for grant in mine}
 
         assert all(former.checkpoint[grant.key] == (grant.read, grant.of) for grant in mine)
-        assert not held(self.ledger, name, former.incarnation)
+        assert not data.held(self.ledger, name, former.incarnation)
 
     @invariant()
     def units_are_disjoint(self) -> None:
@@ -187,7 +163,7 @@ class Leasers(RuleBasedStateMachine):
     @invariant()
     def blocks_add_up(self) -> None:
         """Every block of a recent epoch is finished, leased, returned or untouched, and nothing is negative."""
-        for sums in sums_by_epoch(self.ledger):
+        for sums in data.sums_by_epoch(self.ledger):
             parts = (sums.finished, sums.leased, sums.returned, sums.untouched)
             assert sum(parts) == BLOCKS
             assert min(parts) >= 0
@@ -211,9 +187,9 @@ class Leasers(RuleBasedStateMachine):
 
         due = {(epoch, i) for epoch in range(self.ledger.epoch + 1) for i in range(BLOCKS * PER_BLOCK)}
         assert set(self.times) == due
-        epochs = min(EPOCHS_KEPT, self.ledger.epoch + 1)
-        assert [sums.finished for sums in sums_by_epoch(self.ledger)] == [BLOCKS] * epochs
-        assert sum(sums_by_learner(self.ledger).values()) == BLOCKS * (self.ledger.epoch + 1)
+        epochs = min(data.EPOCHS_KEPT, self.ledger.epoch + 1)
+        assert [sums.finished for sums in data.sums_by_epoch(self.ledger)] == [BLOCKS] * epochs
+        assert sum(data.sums_by_learner(self.ledger).values()) == BLOCKS * (self.ledger.epoch + 1)
 
 
 Leasers.TestCase.settings = settings(
@@ -226,48 +202,48 @@ test_any_interleaving = Leasers.TestCase
 
 def test_long_runs_keep_a_small_ledger() -> None:
     """Epochs of long ago are summed up; what a learner has read is never forgotten."""
-    ledger = DataLedger(blocks=4)
+    ledger = data.DataLedger(blocks=4)
     for _ in range(40):
-        ledger, grant = take(ledger, "a", 1, 4)
-        ledger = renew(ledger, "a", 1, {grant.key: (8, 8)})
+        ledger, grant = data.take(ledger, "a", 1, 4)
+        ledger = data.renew(ledger, "a", 1, {grant.key: (8, 8)})
 
-    assert len(ledger.finished) == EPOCHS_KEPT + 1
-    assert ledger.finished[0].epoch == OLDER
-    assert sums_by_learner(ledger) == {"a": 160}
+    assert len(ledger.finished) == data.EPOCHS_KEPT + 1
+    assert ledger.finished[0].epoch == data.OLDER
+    assert data.sums_by_learner(ledger) == {"a": 160}
     assert len(msgspec.json.encode(ledger)) < 2000
 
 
 @pytest.mark.second_tier
 def test_a_thousand_learners_over_many_epochs_fit_into_the_record() -> None:
     """A share per learner and epoch would not."""
-    ledger = DataLedger(blocks=1000)
-    for number in range(1000 * (EPOCHS_KEPT + 4)):
+    ledger = data.DataLedger(blocks=1000)
+    for number in range(1000 * (data.EPOCHS_KEPT + 4)):
         name = f"learner-in-some-cluster-{number % 1000:04d}"
-        ledger, grant = take(ledger, name, 1, 1)
-        ledger = renew(ledger, name, 1, {grant.key: (8, 8)})
+        ledger, grant = data.take(ledger, name, 1, 1)
+        ledger = data.renew(ledger, name, 1, {grant.key: (8, 8)})
 
     assert len(encode(ledger)) < DOCUMENT_BYTES_MAX // 4
-    assert set(sums_by_learner(ledger).values()) == {EPOCHS_KEPT + 4}
-    assert {sums.finished for sums in sums_by_epoch(ledger)} == {1000}
+    assert set(data.sums_by_learner(ledger).values()) == {data.EPOCHS_KEPT + 4}
+    assert {sums.finished for sums in data.sums_by_epoch(ledger)} == {1000}
 
 
 def test_ids_that_never_come_back_do_not_make_the_record_grow() -> None:
     """Pods get new names for ever: beyond a bound they are counted together, all sums stay exact, who holds is named."""
-    ledger = DataLedger(blocks=10_000)
-    ledger, held_for_long = take(ledger, "z-holds", 1, 2)
-    ledger = renew(ledger, "z-holds", 1, {held_for_long.key: (1, 8)})
-    ledger, more = take(ledger, "z-holds", 1, 1)
-    ledger = renew(ledger, "z-holds", 1, {more.key: (4, 4)})
-    pods = LEARNERS_NAMED_MAX + 50
+    ledger = data.DataLedger(blocks=10_000)
+    ledger, held_for_long = data.take(ledger, "z-holds", 1, 2)
+    ledger = data.renew(ledger, "z-holds", 1, {held_for_long.key: (1, 8)})
+    ledger, more = data.take(ledger, "z-holds", 1, 1)
+    ledger = data.renew(ledger, "z-holds", 1, {more.key: (4, 4)})
+    pods = data.LEARNERS_NAMED_MAX + 50
     for number in range(pods):
-        ledger, grant = take(ledger, f"pod-{number}", 1, 2)
-        ledger = renew(ledger, f"pod-{number}", 1, {grant.key: (8, 8)})
-    read = sums_by_learner(ledger)
+        ledger, grant = data.take(ledger, f"pod-{number}", 1, 2)
+        ledger = data.renew(ledger, f"pod-{number}", 1, {grant.key: (8, 8)})
+    read = data.sums_by_learner(ledger)
 
-    assert len(ledger.finished) <= LEARNERS_NAMED_MAX + 2
+    assert len(ledger.finished) <= data.LEARNERS_NAMED_MAX + 2
     assert len(encode(ledger)) < DOCUMENT_BYTES_MAX // 2
-    assert sum(read.values()) == 2 * pods + 1 == sums_by_epoch(ledger)[0].finished
-    assert (read["z-holds"], read[OTHERS]) == (1, 2 * 52)
+    assert sum(read.values()) == 2 * pods + 1 == data.sums_by_epoch(ledger)[0].finished
+    assert (read["z-holds"], read[data.OTHERS]) == (1, 2 * 52)
 
 
 def test_readers_beyond_a_bound_are_counted_together_those_that_read_least_first(
@@ -275,39 +251,39 @@ def test_readers_beyond_a_bound_are_counted_together_those_that_read_least_first
 ) -> None:
     """Who holds something is named, however little it has read; the others' sum stays exact."""
     monkeypatch.setattr("atoll.protocol.data.LEARNERS_NAMED_MAX", 3)
-    ledger, begun = take(DataLedger(blocks=1000), "holds", 1, 1)
-    ledger, held_for_long = take(renew(ledger, "holds", 1, {begun.key: (1, 1)}), "holds", 1, 4)
-    ledger = renew(ledger, "holds", 1, {held_for_long.key: (0, 4)})
+    ledger, begun = data.take(data.DataLedger(blocks=1000), "holds", 1, 1)
+    ledger, held_for_long = data.take(data.renew(ledger, "holds", 1, {begun.key: (1, 1)}), "holds", 1, 4)
+    ledger = data.renew(ledger, "holds", 1, {held_for_long.key: (0, 4)})
     named = []
     for number in range(1, 7):
-        ledger, grant = take(ledger, f"pod-{number}", 1, number)
-        ledger = renew(ledger, f"pod-{number}", 1, {grant.key: (2, 2)})
+        ledger, grant = data.take(ledger, f"pod-{number}", 1, number)
+        ledger = data.renew(ledger, f"pod-{number}", 1, {grant.key: (2, 2)})
 
         assert (
             len({share.learner for share in ledger.finished}) <= 3 + 2
         )  # and one sum each of all others and of the epoch
-        assert sum(sums_by_learner(ledger).values()) == 1 + number * (number + 1) // 2
+        assert sum(data.sums_by_learner(ledger).values()) == 1 + number * (number + 1) // 2
         named.append([share.learner for share in ledger.finished])
         assert "holds" in named[-1]
 
     pods = [[number for number in range(1, 7) if f"pod-{number}" in names] for names in named]
     assert pods[:3] == [[1], [1, 2], [2, 3]]
     assert pods[-1] == [6]
-    assert sums_by_learner(ledger) == {"(others)": 1 + 2 + 3 + 4 + 5, "holds": 1, "pod-6": 6}
+    assert data.sums_by_learner(ledger) == {"(others)": 1 + 2 + 3 + 4 + 5, "holds": 1, "pod-6": 6}
 
 
-def holding(*renewals: tuple[str, int]) -> DataLedger:
-    ledger = DataLedger(blocks=10)
+def holding(*renewals: tuple[str, int]) -> data.DataLedger:
+    ledger = data.DataLedger(blocks=10)
     for name, count in renewals:
-        ledger, _ = take(ledger, name, 1, 1)
+        ledger, _ = data.take(ledger, name, 1, 1)
         for _ in range(count):
-            ledger = renew(ledger, name, 1, {})
+            ledger = data.renew(ledger, name, 1, {})
     return ledger
 
 
 def test_a_lease_dies_when_its_renewals_stand_still() -> None:
-    watch = LeaseWatch(lease_s=6.0)
-    seen: list[set[Holder]] = [
+    watch = data.LeaseWatch(lease_s=6.0)
+    seen: list[set[data.Holder]] = [
         watch.dead_holders(holding(("a", number), ("b", 0)), 100.0 + 2.0 * number) for number in range(4)
     ]
 
@@ -316,7 +292,7 @@ def test_a_lease_dies_when_its_renewals_stand_still() -> None:
 
 def test_an_observer_that_was_away_judges_nobody_at_once() -> None:
     """A broker that was away for an hour kills no lease: half a lease at most counts between two looks."""
-    watch = LeaseWatch(lease_s=6.0)
+    watch = data.LeaseWatch(lease_s=6.0)
     ledger = holding(("a", 1))
 
     assert watch.dead_holders(ledger, 0.0) == set()
@@ -326,23 +302,23 @@ def test_an_observer_that_was_away_judges_nobody_at_once() -> None:
 
 def test_a_checkpoint_is_no_claim_on_what_another_has_by_now() -> None:
     """Buried and granted again: the heir keeps it, whatever the cursor of the former holder's new life says."""
-    ledger, unit = take(DataLedger(blocks=4), "a", 1, 4)
-    ledger = bury(renew(ledger, "a", 1, {unit.key: (2, 8)}), [("a", 1)])
-    ledger, granted = take(ledger, "b", 5, 4)
-    ledger = inherit(ledger, "a", 2, {unit.key: (1, 8)})
+    ledger, unit = data.take(data.DataLedger(blocks=4), "a", 1, 4)
+    ledger = data.bury(data.renew(ledger, "a", 1, {unit.key: (2, 8)}), [("a", 1)])
+    ledger, granted = data.take(ledger, "b", 5, 4)
+    ledger = data.inherit(ledger, "a", 2, {unit.key: (1, 8)})
 
-    assert held(ledger, "a", 2) == ()
-    assert held(ledger, "b", 5) == (granted,)
+    assert data.held(ledger, "a", 2) == ()
+    assert data.held(ledger, "b", 5) == (granted,)
 
 
 def test_a_mark_never_goes_back_and_never_leaves_its_unit() -> None:
     """A renewal that says less than an earlier one, or what cannot be, changes nothing but the sign of life."""
-    ledger, unit = take(DataLedger(blocks=4), "a", 1, 4)
-    ledger = renew(ledger, "a", 1, {unit.key: (5, 8)})
+    ledger, unit = data.take(data.DataLedger(blocks=4), "a", 1, 4)
+    ledger = data.renew(ledger, "a", 1, {unit.key: (5, 8)})
     for read, of in ((3, 8), (9, 8), (-1, 8), (0, 0)):
-        ledger = renew(ledger, "a", 1, {unit.key: (read, of)})
+        ledger = data.renew(ledger, "a", 1, {unit.key: (read, of)})
 
-    assert [(grant.read, grant.of, grant.renewals) for grant in held(ledger, "a", 1)] == [(5, 8, 5)]
+    assert [(grant.read, grant.of, grant.renewals) for grant in data.held(ledger, "a", 1)] == [(5, 8, 5)]
 
 
 HOLDERS = [(name, life) for name in ("a", "b", "c") for life in (1, 2)]
@@ -351,19 +327,23 @@ COUNTS = st.integers(0, BLOCKS * PER_BLOCK)
 
 
 @st.composite
-def units_of_anybody(draw: st.DrawFn, epoch: int) -> DataGrant:
+def units_of_anybody(draw: st.DrawFn, epoch: int) -> data.DataGrant:
     """A unit as a peer may write it: of any holder, over others, read and counted as it likes."""
     holder, start = draw(st.sampled_from(HOLDERS)), draw(st.integers(0, BLOCKS - 1))
     stop, (read, of) = draw(st.integers(start + 1, BLOCKS)), sorted(draw(st.tuples(COUNTS, COUNTS)))
-    return DataGrant(draw(st.integers(0, epoch)), start, stop, *holder, read, of, draw(st.integers(0, stop - start)))
+    return data.DataGrant(
+        draw(st.integers(0, epoch)), start, stop, *holder, read, of, draw(st.integers(0, stop - start))
+    )
 
 
 @st.composite
-def ledgers_of_anybody(draw: st.DrawFn) -> DataLedger:
+def ledgers_of_anybody(draw: st.DrawFn) -> data.DataLedger:
     """A ledger as a peer may write it, at its bounds and beyond them."""
     epoch = draw(st.integers(0, 3))
-    shares = st.builds(DataShare, st.integers(OLDER, 4), st.sampled_from(["", OTHERS, "a", "b", "d"]), COUNTS)
-    return DataLedger(
+    shares = st.builds(
+        data.DataShare, st.integers(data.OLDER, 4), st.sampled_from(["", data.OTHERS, "a", "b", "d"]), COUNTS
+    )
+    return data.DataLedger(
         blocks=BLOCKS,
         epoch=epoch,
         next_position=draw(st.integers(0, BLOCKS)),
@@ -385,9 +365,9 @@ def ledgers_of_anybody(draw: st.DrawFn) -> DataLedger:
 )
 def test_whatever_can_be_read_has_a_successor(
     monkeypatch: pytest.MonkeyPatch,
-    ledger: DataLedger,
-    holder: Holder,
-    dead: set[Holder],
+    ledger: data.DataLedger,
+    holder: data.Holder,
+    dead: set[data.Holder],
     marks: list[tuple[int, int]],
     blocks: int,
 ) -> None:
@@ -397,46 +377,52 @@ def test_whatever_can_be_read_has_a_successor(
     assume(not ledger.fault())
     progress = {grant.key: mark for grant, mark in zip(ledger.grants, marks, strict=False)}
     after = [
-        renew(ledger, *holder, progress),
-        give_back(ledger, *holder, progress),
-        bury(ledger, dead),
-        inherit(ledger, *holder, progress),
+        data.renew(ledger, *holder, progress),
+        data.give_back(ledger, *holder, progress),
+        data.bury(ledger, dead),
+        data.inherit(ledger, *holder, progress),
     ]
-    after += [take(each, *holder, blocks)[0] for each in (ledger, *after) if not too_many_units(each, *holder)]
+    after += [
+        data.take(each, *holder, blocks)[0] for each in (ledger, *after) if not data.too_many_units(each, *holder)
+    ]
 
     assert [each.fault() for each in after] == [""] * len(after)
 
 
 def test_what_a_dead_holder_had_read_to_its_end_does_not_return() -> None:
-    whole = DataGrant(0, 0, 4, "a", 1, read=8, of=8, counted=1)
-    after = bury(DataLedger(blocks=4, next_position=4, grants=(whole,)), [("a", 1)])
+    whole = data.DataGrant(0, 0, 4, "a", 1, read=8, of=8, counted=1)
+    after = data.bury(data.DataLedger(blocks=4, next_position=4, grants=(whole,)), [("a", 1)])
 
     assert (after.grants, after.returned) == ((), ())
-    assert sums_by_learner(after) == {"a": 3}
+    assert data.sums_by_learner(after) == {"a": 3}
 
 
-@pytest.mark.parametrize("sums", [LEARNERS_NAMED_MAX + 1 + EPOCHS_KEPT, LEARNERS_NAMED_MAX + 2 + EPOCHS_KEPT])
+@pytest.mark.parametrize(
+    "sums", [data.LEARNERS_NAMED_MAX + 1 + data.EPOCHS_KEPT, data.LEARNERS_NAMED_MAX + 2 + data.EPOCHS_KEPT]
+)
 def test_a_ledger_has_no_more_sums_than_are_kept(sums: int) -> None:
     """Nor any of an epoch that has not begun: those would be kept for ever."""
-    named = tuple(DataShare(OLDER, f"a-{number}", 1) for number in range(sums))
+    named = tuple(data.DataShare(data.OLDER, f"a-{number}", 1) for number in range(sums))
 
-    assert bool(DataLedger(blocks=4, finished=named).fault()) == (sums > LEARNERS_NAMED_MAX + 1 + EPOCHS_KEPT)
-    assert "after epoch 2" in DataLedger(blocks=4, epoch=2, finished=(DataShare(3, "", 1),)).fault()
+    assert bool(data.DataLedger(blocks=4, finished=named).fault()) == (
+        sums > data.LEARNERS_NAMED_MAX + 1 + data.EPOCHS_KEPT
+    )
+    assert "after epoch 2" in data.DataLedger(blocks=4, epoch=2, finished=(data.DataShare(3, "", 1),)).fault()
 
 
 @given(ledger=ledgers_of_anybody(), dead=st.lists(st.sampled_from(HOLDERS), unique=True))
-def test_the_dead_are_buried_together_as_one_after_the_other(ledger: DataLedger, dead: list[Holder]) -> None:
+def test_the_dead_are_buried_together_as_one_after_the_other(ledger: data.DataLedger, dead: list[data.Holder]) -> None:
     """In any order, and with equal sums; a peer's units may be equal ones, and those have no order."""
     assume(not ledger.fault())
 
-    def unordered(ledger: DataLedger) -> DataLedger:
+    def unordered(ledger: data.DataLedger) -> data.DataLedger:
         return msgspec.structs.replace(ledger, returned=tuple(sorted(ledger.returned, key=msgspec.structs.astuple)))
 
-    one_by_one = renew(ledger, "nobody", 1, {})
+    one_by_one = data.renew(ledger, "nobody", 1, {})
     for holder in dead:
-        one_by_one = bury(one_by_one, [holder])
+        one_by_one = data.bury(one_by_one, [holder])
 
-    assert unordered(bury(renew(ledger, "nobody", 1, {}), dead)) == unordered(one_by_one)
+    assert unordered(data.bury(data.renew(ledger, "nobody", 1, {}), dead)) == unordered(one_by_one)
 
 
 def test_the_largest_ledger_fits_into_a_record() -> None:
@@ -446,42 +432,44 @@ def test_the_largest_ledger_fits_into_a_record() -> None:
     def name(number: int) -> str:
         return f"{number:0>64}"
 
-    def unit(number: int) -> DataGrant:
-        start = most - UNIT_BLOCKS_MAX
-        return DataGrant(most, start, most, name(number), INCARNATION_MAX, most, most + 1, UNIT_BLOCKS_MAX, most)
+    def unit(number: int) -> data.DataGrant:
+        start = most - data.UNIT_BLOCKS_MAX
+        return data.DataGrant(
+            most, start, most, name(number), INCARNATION_MAX, most, most + 1, data.UNIT_BLOCKS_MAX, most
+        )
 
-    shares = [DataShare(OLDER, name(number), COUNT_MAX) for number in range(LEARNERS_NAMED_MAX)]
-    epochs = [DataShare(most - number, "", COUNT_MAX) for number in range(EPOCHS_KEPT)]
-    ledger = DataLedger(
+    shares = [data.DataShare(data.OLDER, name(number), COUNT_MAX) for number in range(data.LEARNERS_NAMED_MAX)]
+    epochs = [data.DataShare(most - number, "", COUNT_MAX) for number in range(data.EPOCHS_KEPT)]
+    ledger = data.DataLedger(
         blocks=COUNT_MAX,
         epoch=most,
         next_position=COUNT_MAX,
-        grants=tuple(unit(number) for number in range(UNITS_MAX)),
-        finished=(*shares, DataShare(OLDER, OTHERS, COUNT_MAX), *epochs),
+        grants=tuple(unit(number) for number in range(data.UNITS_MAX)),
+        finished=(*shares, data.DataShare(data.OLDER, data.OTHERS, COUNT_MAX), *epochs),
     )
     assert ledger.fault() == ""
-    assert decode(DataLedger, encode(ledger)) == ledger
+    assert decode(data.DataLedger, encode(ledger)) == ledger
 
-    gone = bury(ledger, {grant.holder for grant in ledger.grants})
-    assert len(gone.returned) == UNITS_MAX
+    gone = data.bury(ledger, {grant.holder for grant in ledger.grants})
+    assert len(gone.returned) == data.UNITS_MAX
     for _ in range(2):
-        gone, _ = take(gone, "a", 1, 1)
-        assert decode(DataLedger, encode(gone)) == gone
+        gone, _ = data.take(gone, "a", 1, 1)
+        assert decode(data.DataLedger, encode(gone)) == gone
 
 
 def test_a_holder_and_a_ledger_are_full_at_their_bounds() -> None:
     """Nothing is granted beyond them; what came back is granted whole, so that one unit does not become two."""
-    ledger = DataLedger(blocks=UNITS_MAX * 2)
-    for number in range(UNITS_MAX):
-        holder = f"learner-{number // HELD_MAX}"
-        assert too_many_units(ledger, holder, 1) == ""
-        ledger, _ = take(ledger, holder, 1, 2)
+    ledger = data.DataLedger(blocks=data.UNITS_MAX * 2)
+    for number in range(data.UNITS_MAX):
+        holder = f"learner-{number // data.HELD_MAX}"
+        assert data.too_many_units(ledger, holder, 1) == ""
+        ledger, _ = data.take(ledger, holder, 1, 2)
 
-    assert "units of one learner" in too_many_units(ledger, "learner-0", 1)
-    assert f"{UNITS_MAX} units of" in too_many_units(ledger, "a", 1)
-    ledger = bury(ledger, [("learner-0", 1)])
-    assert too_many_units(ledger, "a", 1) == ""
-    ledger, unit = take(ledger, "a", 1, 1)
+    assert "units of one learner" in data.too_many_units(ledger, "learner-0", 1)
+    assert f"{data.UNITS_MAX} units of" in data.too_many_units(ledger, "a", 1)
+    ledger = data.bury(ledger, [("learner-0", 1)])
+    assert data.too_many_units(ledger, "a", 1) == ""
+    ledger, unit = data.take(ledger, "a", 1, 1)
     assert unit.blocks == 2
     assert ledger.fault() == ""
 
@@ -489,20 +477,20 @@ def test_a_holder_and_a_ledger_are_full_at_their_bounds() -> None:
 def test_the_work_grows_with_the_units_and_not_with_units_times_holders(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
 
-    def counted(grant: DataGrant) -> Holder:
+    def counted(grant: data.DataGrant) -> data.Holder:
         nonlocal looks
         looks += 1
         return grant.learner, grant.incarnation
 
-    monkeypatch.setattr(DataGrant, "holder", property(counted))
+    monkeypatch.setattr(data.DataGrant, "holder", property(counted))
 
     def work(units: int) -> int:
         nonlocal looks
-        grants = tuple(DataGrant(0, number, number + 1, "m", number) for number in range(units))
-        ledger, looks = DataLedger(blocks=units, next_position=units, grants=grants), 0
-        dead = LeaseWatch(6.0).dead_holders(ledger, 0.0) | {("m", number) for number in range(units)}
-        assert len(bury(ledger, dead).returned) == units
-        inherit(ledger, "m", units, {})
+        grants = tuple(data.DataGrant(0, number, number + 1, "m", number) for number in range(units))
+        ledger, looks = data.DataLedger(blocks=units, next_position=units, grants=grants), 0
+        dead = data.LeaseWatch(6.0).dead_holders(ledger, 0.0) | {("m", number) for number in range(units)}
+        assert len(data.bury(ledger, dead).returned) == units
+        data.inherit(ledger, "m", units, {})
         assert ledger.fault() == ""
         return looks
 

@@ -12,19 +12,7 @@ from typing import Any
 
 import pytest
 
-from schedules.mutants import (
-    ALONE,
-    CUT_OFF,
-    LONG_STORM,
-    MUTANTS,
-    ONE_HOST,
-    ONE_SERVES,
-    OUTAGE,
-    SET_BACK,
-    TARGET,
-    TOKENLESS,
-    planted,
-)
+from schedules import mutants
 from schedules.schedule import play
 
 PLANTED = {
@@ -51,7 +39,7 @@ def played(seeds: range, rates: Mapping[str, float], fixed: Mapping[str, Any]) -
 
 def test_owners_stay_while_the_broker_is_away() -> None:
     """No shard changes hands, and no quorum wait, commit time or step time has an absence in it."""
-    happened = played(range(3, 4), OUTAGE, LONG_STORM)
+    happened = played(range(3, 4), mutants.OUTAGE, mutants.LONG_STORM)
 
     assert happened["broker gone"] >= 2
     assert min(happened[f"{what} checked"] for what in ("quorum times", "commit times", "paces")) > 20
@@ -60,7 +48,7 @@ def test_owners_stay_while_the_broker_is_away() -> None:
 @pytest.mark.second_tier
 def test_no_absence_of_the_broker_takes_a_shard_from_its_owner() -> None:
     """More than a hundred absences of 1 to 20 s, most of them longer than a lease."""
-    happened = played(range(40), OUTAGE, LONG_STORM)
+    happened = played(range(40), mutants.OUTAGE, mutants.LONG_STORM)
 
     assert happened["broker gone"] > 100
     assert min(happened[f"{what} checked"] for what in ("quorum times", "commit times", "paces")) > 1000
@@ -69,7 +57,7 @@ def test_no_absence_of_the_broker_takes_a_shard_from_its_owner() -> None:
 @pytest.mark.second_tier
 def test_a_shard_that_alone_is_cut_off_is_not_alone() -> None:
     """It commits nothing below its quorum, and measures nothing of its absence. In seed 4 an heir finds a farewell first."""
-    happened = played(range(12), CUT_OFF, ONE_HOST)
+    happened = played(range(12), mutants.CUT_OFF, mutants.ONE_HOST)
 
     assert happened["synchronizer cut off"] > 12
 
@@ -77,7 +65,7 @@ def test_a_shard_that_alone_is_cut_off_is_not_alone() -> None:
 @pytest.mark.second_tier
 def test_a_run_ends_by_what_is_merged_alone() -> None:
     """Learners and shards that are cut off near the target train on until records say that it is reached."""
-    happened = played(range(16), ALONE, TARGET)
+    happened = played(range(16), mutants.ALONE, mutants.TARGET)
 
     assert happened["targets reached"] == 16
     assert happened["learner cut off"] > 40
@@ -85,7 +73,7 @@ def test_a_run_ends_by_what_is_merged_alone() -> None:
 
 def test_a_store_that_went_back_is_neither_served_nor_followed_by_who_knows_better() -> None:
     """It is restored from a copy that is seconds old: the shard and all learners that have had more end, and say so."""
-    happened = played(range(2, 4), SET_BACK, ONE_SERVES)
+    happened = played(range(2, 4), mutants.SET_BACK, mutants.ONE_SERVES)
 
     assert happened["stores set back"] == 2
     assert happened["ended by a store that went back"] >= 4
@@ -93,7 +81,7 @@ def test_a_store_that_went_back_is_neither_served_nor_followed_by_who_knows_bett
 
 def test_a_run_whose_quorum_never_comes_is_not_told_to_train() -> None:
     """One of two learners reports steps of 0 tokens: whoever looks hears that nothing is merged, and because of whom."""
-    happened = played(range(1), {}, TOKENLESS)
+    happened = played(range(1), {}, mutants.TOKENLESS)
 
     assert happened["stood still"] == 1
 
@@ -102,8 +90,8 @@ def test_a_run_whose_quorum_never_comes_is_not_told_to_train() -> None:
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_mistake_about_absences_is_caught(name: str) -> None:
     first, promise = PLANTED[name]
-    mutant = MUTANTS[name]
-    with planted(name):
+    mutant = mutants.MUTANTS[name]
+    with mutants.planted(name):
         found = (play(seed, rates=mutant.rates, fixed=mutant.fixed).what for seed in range(first, first + 12))
 
         assert promise in next(what for what in found if what)

@@ -11,20 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.base.quantities import RUN_TOKENS_MAX, TOKENS_MAX
-from atoll.protocol import events, island
-from atoll.protocol.claims import (
-    AT_ONCE_S,
-    FLEET_MAX,
-    INTERVALS_MAX,
-    Claim,
-    ClaimJudge,
-    PushClaim,
-    RunProgress,
-    StepAllowance,
-    TokensBound,
-    step_tokens_max,
-    tokens_bound,
-)
+from atoll.protocol import claims, events, island
 from atoll.protocol.pacing import LOOK_S, OVERDUE_S, PATIENCE_S_MAX, look_is_due
 from atoll.protocol.quarantine import Measure
 from atoll.protocol.settings import ProtocolSettings
@@ -92,13 +79,17 @@ def merged(desk: Shard, learner: str, push: int) -> tuple[events.Fold, events.Co
 
 def test_a_step_counts_and_weighs_no_more_than_sixteen_of_the_others() -> None:
     """In a loop of one's own no batch is declared: of two others the larger steps decide; of one nobody knows who lies."""
-    assert step_tokens_max([10.0, 20.0], 0.0, 0) == step_tokens_max([10.0, 20.0, 1e12], 1e12, 0) == 16 * 20.0
     assert (
-        step_tokens_max([10.0, 20.0, 30.0, 40.0], 10.0, 0) == step_tokens_max([20.0, 30.0, 40.0], 0.0, 0) == 16 * 30.0
+        claims.step_tokens_max([10.0, 20.0], 0.0, 0) == claims.step_tokens_max([10.0, 20.0, 1e12], 1e12, 0) == 16 * 20.0
     )
-    assert step_tokens_max([10.0, 20.0, 30.0, 40.0], 40.0, 0) == 16 * 20.0
-    assert step_tokens_max([10.0, 20.0], 10.0, 0) == step_tokens_max([10.0], 0.0, 0) == math.inf
-    assert step_tokens_max([10.0], 0.0, 7) == 7
+    assert (
+        claims.step_tokens_max([10.0, 20.0, 30.0, 40.0], 10.0, 0)
+        == claims.step_tokens_max([20.0, 30.0, 40.0], 0.0, 0)
+        == 16 * 30.0
+    )
+    assert claims.step_tokens_max([10.0, 20.0, 30.0, 40.0], 40.0, 0) == 16 * 20.0
+    assert claims.step_tokens_max([10.0, 20.0], 10.0, 0) == claims.step_tokens_max([10.0], 0.0, 0) == math.inf
+    assert claims.step_tokens_max([10.0], 0.0, 7) == 7
     desk = Shard(agreed(), 0, {0: 0})
     desk.step_sizes = [10.0, 20.0]
     desk.handle(arrived("liar", 1, 0.1, tokens=1 << 40, steps=8, trained_tokens=1 << 40))
@@ -157,17 +148,20 @@ def test_one_contribution_counts_sixteen_intervals_beside_one_that_has_none(othe
     fold, commit = merged(desk, "a", 1)
 
     assert fold.weight == 10_000**2 / 1000
-    assert (commit.shares[0].tokens, commit.shares[0].credit) == (10_000, 10 * INTERVALS_MAX * 8 if others else 10_000)
+    assert (commit.shares[0].tokens, commit.shares[0].credit) == (
+        10_000,
+        10 * claims.INTERVALS_MAX * 8 if others else 10_000,
+    )
 
 
 def test_a_contribution_counts_and_weighs_sixteen_of_the_others_at_most() -> None:
     """Sixteen intervals of sixteen batches each ended a run of an hour in 37 s; two fast honest ones count whole."""
-    assert tokens_bound([500, 1000, 9000], 9000, 8, 100.0, 20.0) == TokensBound(16_000.0, 16_000.0)
-    assert tokens_bound([1, 1000, 9000], 9000, 8, 100.0, 20.0).counted == 16_000.0
-    assert tokens_bound([1, 1], 0, 8, 100.0, 20.0) == TokensBound(160.0, 160.0)
-    assert tokens_bound([1000, 9000], 9000, 8, 5.0, math.inf) == TokensBound(16_000.0)
-    assert tokens_bound([1, 9000], 9000, 8, 5.0, math.inf) == TokensBound(640.0)
-    assert tokens_bound([], 0, 8, 5.0, 2.0) == TokensBound(256.0)
+    assert claims.tokens_bound([500, 1000, 9000], 9000, 8, 100.0, 20.0) == claims.TokensBound(16_000.0, 16_000.0)
+    assert claims.tokens_bound([1, 1000, 9000], 9000, 8, 100.0, 20.0).counted == 16_000.0
+    assert claims.tokens_bound([1, 1], 0, 8, 100.0, 20.0) == claims.TokensBound(160.0, 160.0)
+    assert claims.tokens_bound([1000, 9000], 9000, 8, 5.0, math.inf) == claims.TokensBound(16_000.0)
+    assert claims.tokens_bound([1, 9000], 9000, 8, 5.0, math.inf) == claims.TokensBound(640.0)
+    assert claims.tokens_bound([], 0, 8, 5.0, 2.0) == claims.TokensBound(256.0)
 
 
 def test_who_says_that_its_steps_take_for_ever_is_not_waited_for_for_ever() -> None:
@@ -256,52 +250,52 @@ def test_a_heartbeat_that_changes_nothing_looks_at_nobody(monkeypatch: pytest.Mo
 
 
 def test_a_shard_is_not_told_more_than_time_allows() -> None:
-    judge = ClaimJudge(agreed(step_tokens_max=10, steps_per_s_max=5.0))
-    assert judge.fault("a", 1, Claim(100, 1000, 1000), 0.0) == ""
-    assert "100 steps" in judge.fault("a", 1, Claim(100, 1001, 0), 0.0)
-    assert "token-fragments" in judge.fault("a", 1, Claim(100, 1000, 1001), 0.0)
-    most = 101 + int(5.0 * (AT_ONCE_S + 1.0))
-    assert judge.fault("a", 1, Claim(most, 0, 0), 1.0) == ""
-    assert "possible" in judge.fault("a", 1, Claim(most + 1, 0, 0), 1.0)
-    assert judge.fault("a", 2, Claim(1 << 30, 0, 0), 1.0) == ""
+    judge = claims.ClaimJudge(agreed(step_tokens_max=10, steps_per_s_max=5.0))
+    assert judge.fault("a", 1, claims.Claim(100, 1000, 1000), 0.0) == ""
+    assert "100 steps" in judge.fault("a", 1, claims.Claim(100, 1001, 0), 0.0)
+    assert "token-fragments" in judge.fault("a", 1, claims.Claim(100, 1000, 1001), 0.0)
+    most = 101 + int(5.0 * (claims.AT_ONCE_S + 1.0))
+    assert judge.fault("a", 1, claims.Claim(most, 0, 0), 1.0) == ""
+    assert "possible" in judge.fault("a", 1, claims.Claim(most + 1, 0, 0), 1.0)
+    assert judge.fault("a", 2, claims.Claim(1 << 30, 0, 0), 1.0) == ""
 
 
 def test_a_contribution_weighs_no_more_than_time_allows() -> None:
     """Its weight is tokens^2 / steps; at a given batch it grew with the steps that it claimed, without a bound."""
-    judge = ClaimJudge(agreed(step_tokens_max=10, steps_per_s_max=5.0))
-    assert judge.push_fault("a", 1, PushClaim(1 << 30, 10, 10), 0.0) == ""
-    judge.fault("a", 1, Claim(100, 1000, 0), 0.0)
-    most = 101 + int(5.0 * (AT_ONCE_S + 1.0))
-    assert judge.push_fault("a", 1, PushClaim(most, 10 * most, 10 * most), 1.0) == ""
-    assert "possible" in judge.push_fault("a", 1, PushClaim(most + 1, 10, 10), 1.0)
-    assert "trained" in judge.push_fault("a", 1, PushClaim(10, 100, 99), 1.0)
-    assert "in 406 steps" in judge.push_fault("a", 1, PushClaim(10, 100, 10 * most + 1), 1.0)
-    assert "possible" not in judge.push_fault("a", 1, PushClaim(most + 5, 10, 10), 2.0)
+    judge = claims.ClaimJudge(agreed(step_tokens_max=10, steps_per_s_max=5.0))
+    assert judge.push_fault("a", 1, claims.PushClaim(1 << 30, 10, 10), 0.0) == ""
+    judge.fault("a", 1, claims.Claim(100, 1000, 0), 0.0)
+    most = 101 + int(5.0 * (claims.AT_ONCE_S + 1.0))
+    assert judge.push_fault("a", 1, claims.PushClaim(most, 10 * most, 10 * most), 1.0) == ""
+    assert "possible" in judge.push_fault("a", 1, claims.PushClaim(most + 1, 10, 10), 1.0)
+    assert "trained" in judge.push_fault("a", 1, claims.PushClaim(10, 100, 99), 1.0)
+    assert "in 406 steps" in judge.push_fault("a", 1, claims.PushClaim(10, 100, 10 * most + 1), 1.0)
+    assert "possible" not in judge.push_fault("a", 1, claims.PushClaim(most + 5, 10, 10), 2.0)
 
 
 def test_the_first_claim_of_a_life_is_bounded_by_the_time_that_it_can_have_lasted() -> None:
     """A first heartbeat of 2^39 steps was believed by whoever had not heard its learner; and it is the base of no later one."""
-    judge = ClaimJudge(agreed(step_tokens_max=10, steps_per_s_max=5.0))
-    most = 1 + int(5.0 * (AT_ONCE_S + 40.0))
-    assert "possible" in judge.fault("a", 1, Claim(1 << 39, 0, 0), 0.0, 40.0)
-    assert "possible" in judge.push_fault("a", 1, PushClaim(most + 1, 10, 10), 0.0, 40.0)
-    assert "possible" in judge.fault("a", 1, Claim(most + 1, 0, 0), 0.0, 40.0)
-    assert judge.fault("a", 1, Claim(most, 0, 0), 0.0, 40.0) == ""
-    assert judge.fault("a", 2, Claim(most, 0, 0), 0.0, 40.0) == ""
+    judge = claims.ClaimJudge(agreed(step_tokens_max=10, steps_per_s_max=5.0))
+    most = 1 + int(5.0 * (claims.AT_ONCE_S + 40.0))
+    assert "possible" in judge.fault("a", 1, claims.Claim(1 << 39, 0, 0), 0.0, 40.0)
+    assert "possible" in judge.push_fault("a", 1, claims.PushClaim(most + 1, 10, 10), 0.0, 40.0)
+    assert "possible" in judge.fault("a", 1, claims.Claim(most + 1, 0, 0), 0.0, 40.0)
+    assert judge.fault("a", 1, claims.Claim(most, 0, 0), 0.0, 40.0) == ""
+    assert judge.fault("a", 2, claims.Claim(most, 0, 0), 0.0, 40.0) == ""
 
 
 def test_a_farewell_counts_as_far_as_it_can_be() -> None:
     """What was pushed stays, since shards know that themselves; what is said beyond the pace goes first from what was not."""
-    judge = ClaimJudge(agreed(fragments=2, step_tokens_max=10, steps_per_s_max=5.0))
-    judge.fault("a", 1, Claim(100, 1000, 500), 0.0)
-    honest = Claim(101, 1010, 1000, 1000, 20)
+    judge = claims.ClaimJudge(agreed(fragments=2, step_tokens_max=10, steps_per_s_max=5.0))
+    judge.fault("a", 1, claims.Claim(100, 1000, 500), 0.0)
+    honest = claims.Claim(101, 1010, 1000, 1000, 20)
     assert judge.last_claim("a", 1, honest, 1.0) == honest
 
-    most = 101 + int(5.0 * (AT_ONCE_S + 1.0))
-    lying = judge.last_claim("a", 1, Claim(1 << 39, 1 << 47, 7000, 1 << 47, 30), 1.0)
-    assert lying == Claim(most, 10 * most, 7000, 2 * 10 * most - 7030, 30)
-    assert judge.last_claim("a", 1, Claim(2, 20, 1 << 40, 5, 5), 1.0) == Claim(2, 20, 40, 0, 0)
-    assert judge.fault("a", 1, Claim(102, 1020, 0), 1.0) == ""
+    most = 101 + int(5.0 * (claims.AT_ONCE_S + 1.0))
+    lying = judge.last_claim("a", 1, claims.Claim(1 << 39, 1 << 47, 7000, 1 << 47, 30), 1.0)
+    assert lying == claims.Claim(most, 10 * most, 7000, 2 * 10 * most - 7030, 30)
+    assert judge.last_claim("a", 1, claims.Claim(2, 20, 1 << 40, 5, 5), 1.0) == claims.Claim(2, 20, 40, 0, 0)
+    assert judge.fault("a", 1, claims.Claim(102, 1020, 0), 1.0) == ""
 
 
 @given(
@@ -315,17 +309,17 @@ def test_whatever_a_held_loop_reports_is_believed(
 ) -> None:
     """By an owner that hears it first at any moment, however long messages take on their way, by a clock of its own."""
     settings = agreed(steps_per_s_max=allowed, step_tokens_max=10)
-    allowance, now_s, reports = StepAllowance(settings), 0.0, list[tuple[float, int]]()
+    allowance, now_s, reports = claims.StepAllowance(settings), 0.0, list[tuple[float, int]]()
     for steps, pause_s in enumerate(loop_s, 1):
         now_s += pause_s
         now_s += allowance.wait_s(now_s)
         allowance.take(now_s)
         reports.append((now_s, steps))
     for first in range(0, len(reports), 7):
-        judge = ClaimJudge(settings)
+        judge = claims.ClaimJudge(settings)
         for (at_s, steps), delay_s in zip(reports[first:], itertools.cycle(delays_s), strict=False):
             heard_s = slow * at_s + delay_s
-            claim, push = Claim(steps, 10 * steps, 10 * steps), PushClaim(steps, 10 * steps, 10 * steps)
+            claim, push = claims.Claim(steps, 10 * steps, 10 * steps), claims.PushClaim(steps, 10 * steps, 10 * steps)
             assert judge.fault("a", 1, claim, heard_s, heard_s) == ""
             assert judge.push_fault("a", 1, push, heard_s, heard_s) == ""
 
@@ -394,10 +388,10 @@ def test_false_calls_and_verdicts_make_a_learner_begin_anew_ever_more_rarely(wha
 
 def test_a_call_is_believed_as_far_as_a_fleet_can_have_come() -> None:
     """Beyond that the leases are read: the fleet came 3 tokens for each of ours, so 6 are believed."""
-    progress = RunProgress(target=1_000_000)
+    progress = claims.RunProgress(target=1_000_000)
     progress.prove(5_000, own=100)
-    assert not progress.hear(5_000 + int(10 * FLEET_MAX), own=110)
-    assert progress.tokens == 5_000 + 10 * FLEET_MAX
+    assert not progress.hear(5_000 + int(10 * claims.FLEET_MAX), own=110)
+    assert progress.tokens == 5_000 + 10 * claims.FLEET_MAX
     for own in range(200, 2_000, 100):
         progress.prove(5_000 + 3 * (own - 100), own)
 
@@ -409,7 +403,7 @@ def test_a_call_is_believed_as_far_as_a_fleet_can_have_come() -> None:
 
 
 def test_a_call_that_is_believed_ends_no_run() -> None:
-    progress = RunProgress(target=5_000)
+    progress = claims.RunProgress(target=5_000)
     progress.prove(4_000, own=100)
 
     assert progress.hear(5_000, own=200)

@@ -12,17 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.protocol import events
-from atoll.protocol.pacing import (
-    RECALL_S_MIN,
-    SEEN_S_MIN,
-    SLOWER_MAX,
-    STEP_S_MAX,
-    comes_earlier,
-    due_of_call_s,
-    plausible,
-    recall_s,
-)
+from atoll.protocol import events, pacing
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 
@@ -31,24 +21,24 @@ STEP_S, FRAGMENTS, STEPS = 0.5, 8, 16
 
 @given(st.floats(0.0, 1e6), st.floats(0.0, 1e6), st.floats(0.1, 1e3))
 def test_a_call_stands_for_the_nearest_beat(at_s: float, due_s: float, interval_s: float) -> None:
-    beat = due_of_call_s(at_s, due_s, interval_s)
+    beat = pacing.due_of_call_s(at_s, due_s, interval_s)
     assert abs(beat - at_s) <= interval_s * (0.5 + 1e-6)
     beats = (beat - due_s) / interval_s
     assert beats == pytest.approx(round(beats), abs=1e-4)
 
 
 def test_a_first_call_begins_the_rhythm() -> None:
-    assert due_of_call_s(7.25, None, 16.0) == 7.25
+    assert pacing.due_of_call_s(7.25, None, 16.0) == 7.25
 
 
 def test_only_much_shorter_steps_move_a_beat_up() -> None:
-    assert comes_earlier(None, 5.0, 16.0)
-    assert not comes_earlier(10.0, 7.0, 16.0)
-    assert comes_earlier(10.0, 5.0, 16.0)
+    assert pacing.comes_earlier(None, 5.0, 16.0)
+    assert not pacing.comes_earlier(10.0, 7.0, 16.0)
+    assert pacing.comes_earlier(10.0, 5.0, 16.0)
 
 
 def test_a_round_below_its_quorum_is_called_again_after_two_steps() -> None:
-    assert (recall_s(3.0, 1.0), recall_s(3.0, 0.01)) == (5.0, 3.0 + RECALL_S_MIN)
+    assert (pacing.recall_s(3.0, 1.0), pacing.recall_s(3.0, 0.01)) == (5.0, 3.0 + pacing.RECALL_S_MIN)
 
 
 class PacedFleet:
@@ -178,8 +168,8 @@ def test_absurd_step_times_neither_end_a_rhythm_nor_keep_a_learner_alive(absurd_
         fleet.shard.handle(beat)
     known = fleet.shard.learners["x"]
 
-    assert known.step_s == plausible(min(absurd_s, SLOWER_MAX * SEEN_S_MIN))
-    assert not known.is_heard(10.0 * STEP_S_MAX + 10.0, silence_s=5.0)
+    assert known.step_s == pacing.plausible(min(absurd_s, pacing.SLOWER_MAX * pacing.SEEN_S_MIN))
+    assert not known.is_heard(10.0 * pacing.STEP_S_MAX + 10.0, silence_s=5.0)
     fleet.shard.handle(
         events.LearnerBeat(at_s=20.0, learner="a", incarnation=1, training=True, step_s=STEP_S, tokens=0)
     )

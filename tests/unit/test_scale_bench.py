@@ -10,20 +10,11 @@ from atoll.protocol.ledger import Account, Ledger
 from atoll.run.history import RoundLine
 from atoll.wire.events import RoundEvent
 from benchmarks.lib.harness import Figure
-from benchmarks.network.scale import (
-    CrowdUse,
-    at_rest,
-    crowd_figures,
-    fate_figures,
-    flat_figures,
-    growth_figures,
-    halves,
-    round_figures,
-)
+from benchmarks.network import scale
 from support.events import fields
 
 
-def use(learners: int, **changed: object) -> CrowdUse:
+def use(learners: int, **changed: object) -> scale.CrowdUse:
     usual: dict[str, Any] = {
         "lasted_s": 10.0,
         "commits": 10,
@@ -39,7 +30,7 @@ def use(learners: int, **changed: object) -> CrowdUse:
         "queue": 3,
         "oldest_s": 0.5,
     }
-    return CrowdUse(f"{learners} learners", learners, **usual | changed)
+    return scale.CrowdUse(f"{learners} learners", learners, **usual | changed)
 
 
 def by_name(figures: list[Figure]) -> dict[str, Figure]:
@@ -48,7 +39,7 @@ def by_name(figures: list[Figure]) -> dict[str, Figure]:
 
 def test_the_busiest_process_says_what_saturates_first() -> None:
     """Two shards at 0.8 and 2.4 per cent of a core count as 2.4; at 8 contributions a second."""
-    found = by_name(crowd_figures(use(8)))
+    found = by_name(scale.crowd_figures(use(8)))
 
     assert found["8 learners: shard, processor time a contribution"].value == pytest.approx(4.0)
     assert found["8 learners: shard, memory"].value == 3.0
@@ -61,7 +52,7 @@ def test_the_busiest_process_says_what_saturates_first() -> None:
 def test_a_learner_of_many_is_compared_with_one_of_few(dearer: float, holds: bool) -> None:  # noqa: FBT001
     """By processor time of a contribution: as many more contributions may take as much more."""
     large = use(128, cpu_s={"broker": [0.02 * 128 * dearer], "shard": [0.04 * 128]})
-    found = by_name(growth_figures(use(8), large))
+    found = by_name(scale.growth_figures(use(8), large))
 
     assert found["broker: one of 128 learners beside one of 8 learners"].value == pytest.approx(dearer)
     assert found["broker: one of 128 learners beside one of 8 learners"].holds is holds
@@ -69,7 +60,7 @@ def test_a_learner_of_many_is_compared_with_one_of_few(dearer: float, holds: boo
 
 
 def test_the_fixed_cost_of_a_round_is_of_one_learner() -> None:
-    found = by_name(round_figures(use(2, cpu_s={"broker": [0.1], "shard": [0.04], "learners": [0.04, 0.04]})))
+    found = by_name(scale.round_figures(use(2, cpu_s={"broker": [0.1], "shard": [0.04], "learners": [0.04, 0.04]})))
 
     assert found["a round of a tiny fragment: the shard"].value == pytest.approx(4.0)
     assert found["a round of a tiny fragment: the shard"].holds
@@ -80,21 +71,21 @@ def test_the_fixed_cost_of_a_round_is_of_one_learner() -> None:
 def test_memory_is_flat_after_the_warm_up() -> None:
     samples = [(0.0, 900), (1.9, 900), (2.0, 100), (5.9, 110), (6.0, 120), (10.0, 125), (10.1, 900)]
 
-    assert halves(samples, 2.0, 10.0) == ([100, 110], [120, 125])
-    ratio, most = flat_figures({"shard": samples}, 0.0, 10.0, warm_s=1.0)
+    assert scale.halves(samples, 2.0, 10.0) == ([100, 110], [120, 125])
+    ratio, most = scale.flat_figures({"shard": samples}, 0.0, 10.0, warm_s=1.0)
     assert ratio.value == pytest.approx(120 / 100)
     assert ratio.holds is False
     assert most.value == pytest.approx(125e-6)
-    assert flat_figures({"shard": samples}, 0.0, 10.0, warm_s=6.0)[0].value == pytest.approx(125 / 120)
+    assert scale.flat_figures({"shard": samples}, 0.0, 10.0, warm_s=6.0)[0].value == pytest.approx(125 / 120)
 
 
 def test_rounds_that_meet_make_memory_no_less_flat() -> None:
     """What is held between them decides: a peak is given back, and what leaks is there in every sample."""
     peaks = [100] * 9 + [900]
 
-    assert at_rest(peaks) == 100
-    assert at_rest([size + 50 for size in peaks]) == 150
-    assert at_rest([]) == 0
+    assert scale.at_rest(peaks) == 100
+    assert scale.at_rest([size + 50 for size in peaks]) == 150
+    assert scale.at_rest([]) == 0
 
 
 def line(*pushes: int) -> RoundLine:
@@ -105,10 +96,10 @@ def line(*pushes: int) -> RoundLine:
 def test_fates_are_exact_only_if_both_sides_agree() -> None:
     """Two shards with a fragment each: what was trained twice over is pushed, and pushed is settled."""
     halves_of = [Ledger({"a/1": Account(trained=128, pushed=256, merged=128, left=True)}) for _ in range(2)]
-    assert all(figure.holds for figure in fate_figures("run", halves_of, [line(1), line(2)], 2))
+    assert all(figure.holds for figure in scale.fate_figures("run", halves_of, [line(1), line(2)], 2))
 
     lost = [Ledger({"a/1": Account(trained=128, pushed=256, merged=128, refused={"stale": 64}, left=True)})]
-    found = by_name(fate_figures("run", lost, [line(1), line(1)], 2))
+    found = by_name(scale.fate_figures("run", lost, [line(1), line(1)], 2))
     assert found["run: token-fragments without exactly one fate"].value == 64 + 64
     assert found["run: contributions merged twice"].value == 1
     assert (found["run: refused"].value, found["run: refused"].how) == (64, "stale")

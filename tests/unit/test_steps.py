@@ -9,22 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.protocol import pacing
 from atoll.protocol.events import ArmTimer, LearnerBeat
-from atoll.protocol.pacing import (
-    BEATS_PER_SILENCE,
-    NEWS_SHARE,
-    ODD_TIMES,
-    PAUSE_S_MIN,
-    RECENT_STEPS,
-    Heartbeats,
-    StepTimes,
-)
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 
 
-def times(*steps_s: float) -> StepTimes:
-    found = StepTimes()
+def times(*steps_s: float) -> pacing.StepTimes:
+    found = pacing.StepTimes()
     for step_s in steps_s:
         found.add(step_s)
     return found
@@ -46,8 +38,8 @@ def test_steps_of_unequal_length_count_in_the_mean_unless_they_are_odd() -> None
 
 
 def test_a_machine_that_became_slower_is_believed_after_half_of_the_recent_steps() -> None:
-    slowed = times(*[0.1] * RECENT_STEPS, *[1.0] * (RECENT_STEPS // 2))
-    sure = times(*[0.1] * RECENT_STEPS, *[1.0] * (RECENT_STEPS // 2 + 1))
+    slowed = times(*[0.1] * pacing.RECENT_STEPS, *[1.0] * (pacing.RECENT_STEPS // 2))
+    sure = times(*[0.1] * pacing.RECENT_STEPS, *[1.0] * (pacing.RECENT_STEPS // 2 + 1))
 
     assert slowed.mean_s == pytest.approx(0.1)
     assert sure.mean_s == pytest.approx((9 * 1.0 + 7 * 0.1) / 16)
@@ -55,14 +47,14 @@ def test_a_machine_that_became_slower_is_believed_after_half_of_the_recent_steps
 
 @given(st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=40))
 def test_the_mean_is_that_of_recent_steps_within_three_times_their_median(steps_s: list[float]) -> None:
-    found, recent = times(*steps_s).mean_s, sorted(steps_s[-RECENT_STEPS:])
+    found, recent = times(*steps_s).mean_s, sorted(steps_s[-pacing.RECENT_STEPS :])
 
-    assert recent[0] * (1 - 1e-9) <= found <= ODD_TIMES * recent[(len(recent) - 1) // 2] * (1 + 1e-9)
+    assert recent[0] * (1 - 1e-9) <= found <= pacing.ODD_TIMES * recent[(len(recent) - 1) // 2] * (1 + 1e-9)
 
 
 def test_what_is_new_is_told_again_after_pauses_that_double() -> None:
     """Of a silence of 60 s the usual pause is 12 s; a lost heartbeat costs no more than the news is old."""
-    beats = Heartbeats(60.0)
+    beats = pacing.Heartbeats(60.0)
     joined = [beats.pause_after(0.0) for _ in range(7)]
     stepping = [beats.pause_after(0.1) for _ in range(7)]
 
@@ -70,7 +62,7 @@ def test_what_is_new_is_told_again_after_pauses_that_double() -> None:
 
 
 def test_news_is_what_is_off_by_more_than_a_fifth_from_what_was_told() -> None:
-    beats = Heartbeats(60.0)
+    beats = pacing.Heartbeats(60.0)
     assert not beats.is_news(0.0)
     assert beats.is_news(0.1)
 
@@ -81,11 +73,11 @@ def test_news_is_what_is_off_by_more_than_a_fifth_from_what_was_told() -> None:
 
 @given(st.floats(0.2, 3600.0), st.lists(st.floats(0.0, 1e3), min_size=1, max_size=30))
 def test_no_heartbeat_comes_too_soon_or_too_late(silence_s: float, steps_s: list[float]) -> None:
-    beats = Heartbeats(silence_s)
-    usual_s = silence_s / BEATS_PER_SILENCE
+    beats = pacing.Heartbeats(silence_s)
+    usual_s = silence_s / pacing.BEATS_PER_SILENCE
     pauses_s = [beats.pause_after(step_s) for step_s in steps_s]
 
-    assert all(min(PAUSE_S_MIN, usual_s) <= pause_s <= usual_s for pause_s in pauses_s)
+    assert all(min(pacing.PAUSE_S_MIN, usual_s) <= pause_s <= usual_s for pause_s in pauses_s)
     assert all(b <= 2.0 * a or b == beats.shortest_s for a, b in itertools.pairwise(pauses_s))
 
 
@@ -112,12 +104,12 @@ def test_one_heartbeat_corrects_a_shard_wholly() -> None:
 
 def test_what_a_learner_keeps_for_itself_would_move_no_call() -> None:
     """Steps a fifth shorter move a call by a quarter of the interval that they make: both bounds are the same."""
-    shard, beats = resting(), Heartbeats(60.0)
+    shard, beats = resting(), pacing.Heartbeats(60.0)
     due_s(shard, 1.0, at_s=0.0)
     beats.pause_after(1.0)
-    kept_s = 1.0 - 0.99 * NEWS_SHARE
+    kept_s = 1.0 - 0.99 * pacing.NEWS_SHARE
 
-    told_s = 1.0 - 1.01 * NEWS_SHARE
+    told_s = 1.0 - 1.01 * pacing.NEWS_SHARE
 
     assert not beats.is_news(kept_s)
     assert due_s(shard, kept_s, at_s=0.0) == []
@@ -126,6 +118,6 @@ def test_what_a_learner_keeps_for_itself_would_move_no_call() -> None:
 
 
 def test_the_median_of_an_odd_number_is_the_middle_one() -> None:
-    times = StepTimes()
+    times = pacing.StepTimes()
 
     assert [times.add(step_s) for step_s in (1.0, 4.0, 4.0, 0.0)] == [1.0, 1.0, 3.0, 3.0]
