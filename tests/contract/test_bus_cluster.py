@@ -29,8 +29,7 @@ from atoll.bus.server import EmbeddedBroker, LocalCluster
 from atoll.bus.streams import GIB
 from atoll.wire.blobs import BlobRef
 from atoll.wire.subjects import Subjects
-from support.bus_contract import BusContract
-from support.bus_contract_data import ROOM_BYTES, MakeBus, buses, until
+from support.bus_contract import ROOM_BYTES, BusContract, MakeBus, buses, until
 from support.relayed_cluster import RelayedCluster
 
 pytestmark = [pytest.mark.connected]

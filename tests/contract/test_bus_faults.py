@@ -24,7 +24,7 @@ from atoll.bus.server import EmbeddedBroker
 from atoll.bus.streams import GIB
 from atoll.run.record import read_run
 from atoll.wire.subjects import Subjects
-from support.bus_contract_data import until
+from support.bus_contract import until
 from support.links import GreetingServer, LinkProxy
 
 pytestmark = pytest.mark.connected

@@ -16,8 +16,7 @@ from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
 from atoll.wire.blobs import SMALL_BYTES, Cut, Upload
 from atoll.wire.subjects import Subjects
-from support.bus_contract import BusContract
-from support.bus_contract_data import ROOM_BYTES, MakeBus, buses
+from support.bus_contract import ROOM_BYTES, BusContract, MakeBus, buses
 
 pytestmark = pytest.mark.connected
 STANDS_S = 30.0

@@ -13,9 +13,8 @@ from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import BusStats
 from atoll_simulator.links import MESSAGE_BYTES, TOTAL_S, LinkedBus, LinkShape, SimulatedLink
-from support.bus_contract import BusContract
-from support.bus_contract_data import ROOM_BYTES, MakeBus, buses
-from support.virtual_time import virtually
+from support.bus_contract import ROOM_BYTES, BusContract, MakeBus, buses
+from support.clocks import virtually
 
 RUN = "linked"
 SUBJECTS = Subjects(RUN)

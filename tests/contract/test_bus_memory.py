@@ -13,8 +13,7 @@ from atoll.bus.signed import SignedBus
 from atoll.keys.identity import read_identity
 from atoll.keys.roll import KeyFolder
 from atoll.wire.subjects import Subjects
-from support.bus_contract import BusContract
-from support.bus_contract_data import ROOM_BYTES, MakeBus, buses
+from support.bus_contract import ROOM_BYTES, BusContract, MakeBus, buses
 from support.clocks import HandClock
 
 

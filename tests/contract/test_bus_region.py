@@ -9,8 +9,7 @@ import pytest
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
-from support.bus_contract import BusContract
-from support.bus_contract_data import ROOM_BYTES, MakeBus, buses
+from support.bus_contract import ROOM_BYTES, BusContract, MakeBus, buses
 from support.regions import hub, region
 from support.regions import leaf as leaf_at
 

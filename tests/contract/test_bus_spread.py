@@ -23,8 +23,7 @@ from atoll.bus.spread import SpreadBus
 from atoll.keys.locked import LockedDoor
 from atoll.wire.messages import RunRecord, encode
 from atoll.wire.subjects import Subjects, fragment_level
-from support.bus_contract import BusContract
-from support.bus_contract_data import ROOM_BYTES, SOON_S, MakeBus, buses
+from support.bus_contract import ROOM_BYTES, SOON_S, BusContract, MakeBus, buses
 from support.command_line import atoll
 from support.founded_run import run_record
 from support.locked_brokers import LockedBroker

@@ -23,11 +23,11 @@ from atoll.keys.identity import write_secret
 from atoll.keys.roll import KeyFolder
 from atoll.wire.messages import encode
 from atoll.wire.subjects import Subjects
+from support.clocks import ShiftedClock
 from support.deployments import PROGRAM, free_port, open_signed
 from support.founded_run import run_record
 from support.links import unique_run
 from support.saying_services import saying
-from support.shifted_clock import ShiftedClock
 
 pytestmark = [pytest.mark.connected, pytest.mark.second_tier]
 LEARNERS = ("home-1", "home-2")

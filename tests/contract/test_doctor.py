@@ -40,12 +40,12 @@ from atoll.keys.identity import read_identity, write_secret
 from atoll.keys.roll import KeyFolder
 from atoll.wire.messages import SCHEMA_NEWEST, encode
 from atoll.wire.subjects import Subjects
+from support.clocks import ShiftedClock
 from support.command_line import atoll
 from support.deployments import Deployed, deployed_here, free_port, open_signed
 from support.founded_run import run_record
 from support.locked_brokers import LockedBroker
 from support.regions import RelayedRegion
-from support.shifted_clock import ShiftedClock
 from support.wan import Wire, inside, unfit, wan
 
 MIB = 1 << 20

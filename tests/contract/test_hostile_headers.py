@@ -19,7 +19,7 @@ from atoll.bus.server import EmbeddedBroker
 from atoll.bus.streams import GIB
 from atoll.wire.subjects import Subjects
 from support.attacks import HostileConnection, HostileMessage
-from support.bus_contract_data import SOON_S
+from support.bus_contract import SOON_S
 from support.locked_brokers import LockedBroker
 
 HOSTILE = (

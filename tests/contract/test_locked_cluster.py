@@ -21,7 +21,7 @@ from atoll.keys.identity import HeldIdentity
 from atoll.keys.locked import LockedDoor
 from atoll.keys.roll import KeyFolder
 from atoll.wire.subjects import Subjects
-from support.bus_contract_data import until
+from support.bus_contract import until
 from support.locked_brokers import HOST, LockedBroker
 
 pytestmark = [pytest.mark.connected, pytest.mark.second_tier]

@@ -17,7 +17,7 @@ from atoll.bus.options import BusOptions
 from atoll.keys.rights import Kind, premerger_of
 from atoll.wire.messages import RegionAnswer, RegionAsk, decode, encode, keeper_word
 from atoll.wire.subjects import Subjects
-from support.bus_contract_data import MIB, SOON_S, noise
+from support.bus_contract import MIB, SOON_S, noise
 from support.founded_run import run_record
 from support.locked_regions import PATIENCE_S, LockedRelayed, Opened, locked_relayed, opener
 from support.regions import until

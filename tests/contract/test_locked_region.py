@@ -31,7 +31,7 @@ from atoll.run.stream_room import places_of
 from atoll.wire.messages import Contribution, Member, RunRecord, decode
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.aggregator import PendingContribution, check_manifest, read_contribution
-from support.bus_contract_data import MIB, SOON_S, noise
+from support.bus_contract import MIB, SOON_S, noise
 from support.founded_run import run_record
 from support.locked_regions import PATIENCE_S, LockedRelayed, Opened, locked_relayed, opener
 

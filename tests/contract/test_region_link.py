@@ -23,7 +23,7 @@ from atoll.bus.server import EmbeddedBroker
 from atoll.wire.blobs import BlobRef
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import BusStats
-from support.bus_contract_data import MIB, SOON_S, noise
+from support.bus_contract import MIB, SOON_S, noise
 from support.links import LinkProxy
 from support.regions import hub, leaf, region, until
 

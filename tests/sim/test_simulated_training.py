@@ -25,9 +25,9 @@ from atoll_simulator.loop import LoopClock
 from atoll_simulator.scenario import Scenario, scenario_of
 from atoll_simulator.workshop import SimulationResult, plan_run, run_sim
 from atoll_simulator.world import ProcessLife, SimulatedWorld
+from support.clocks import virtually
 from support.simulated_runs import Simulate, assignments, events_of
 from support.up_requests import up_request
-from support.virtual_time import virtually
 
 SCHEMA = Path(atoll.__file__).parent / "report" / "report.schema.json"
 FAULTS = """

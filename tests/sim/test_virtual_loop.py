@@ -10,7 +10,7 @@ import pytest
 
 from atoll.base.errors import ProtocolMisuse
 from atoll_simulator.loop import WALL_S, LoopClock, ProcessTasks
-from support.virtual_time import virtually
+from support.clocks import virtually
 
 
 def test_time_passes_only_when_everybody_waits_and_then_at_once() -> None:

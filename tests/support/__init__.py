@@ -2,5 +2,5 @@
 
 import pytest
 
-for body in ("bus_contract", "bus_contract_data", "bus_contract_live", "founded_run"):
+for body in ("bus_contract", "founded_run"):
     pytest.register_assert_rewrite(f"{__name__}.{body}")

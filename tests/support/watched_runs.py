@@ -7,27 +7,17 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from atoll.base.clock import SystemClock
 from atoll.bus.interface import StreamState
 from atoll.protocol.events import PushKey
 from atoll.wire.messages import Beat, LearnerState
 from atoll.wire.traffic import LinkTraffic
 from atoll_monitor.http_server import RunCollector
 from atoll_monitor.monitored_run import BrokerFigures, DiskFigures, MonitoredRun
+from support.clocks import SetClock
 from support.events import event, heartbeat
 from support.founded_run import run_record
 
 Sample = tuple[str, frozenset[tuple[str, str]]]
-
-
-class SetClock(SystemClock):
-    """A clock that shows what a test has set."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def monotonic(self) -> float:
-        return self.now_s
 
 
 def watched_run() -> tuple[MonitoredRun, SetClock]:

@@ -19,6 +19,7 @@ from atoll.cli.main import build
 from atoll.cli.reading import settings_of
 from atoll.run.folder import RunFile
 from support.command_line import atoll
+from support.deployments import free_port
 from support.links import GreetingServer
 
 HEAVY = ("jax", "flax", "optax", "nats", "textual", "pyarrow", "tokenizers")
@@ -96,12 +97,6 @@ def test_a_mistake_gets_one_screen_and_exit_code_2(tmp_path: Path, words: tuple[
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) < 24
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_an_unreachable_broker_gets_exit_code_3(tmp_path: Path) -> None:

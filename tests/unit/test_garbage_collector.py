@@ -8,8 +8,8 @@ from atoll.base.errors import StorageFull
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.garbage_collector import LYING_S, GarbageCollector
+from support.clocks import in_virtual_time
 from support.links import unique_run
-from support.virtual_time import in_virtual_time
 
 
 class Floor(MemoryBus):

@@ -15,8 +15,9 @@ from atoll.settings.sections import MonitorSettings
 from atoll_monitor import records as record_keeper
 from atoll_monitor.monitored_run import MonitoredRun
 from atoll_monitor.records import RecordKeeper
+from support.clocks import SetClock
 from support.founded_run import run_record
-from support.watched_runs import SetClock, take_round, watched_run
+from support.watched_runs import take_round, watched_run
 
 DEADLINE_S = 60.0
 

@@ -13,27 +13,17 @@ import pytest
 
 from atoll.archive.object_store import FolderArchive
 from atoll.archive.rounds import RetainedRound, RoundStore
-from atoll.base.clock import SystemClock
 from atoll.protocol.events import Fold, PushKey, TimerFired
 from atoll.protocol.shard import Shard
 from atoll.wire.messages import Contribution, decode
 from atoll_synchronizer import archivist as retention_module
 from atoll_synchronizer.archivist import PAUSE_S, Retention
 from support.attacks import manifest
+from support.clocks import SetClock
 from support.founded_run import BrokenObjectStore, FoundedRun, TurnedClock, run_record
 
 NEVER = 1 << 30
 SOON_S = 120.0
-
-
-class Hours(SystemClock):
-    """A monotonic clock that is turned by hand."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def monotonic(self) -> float:
-        return self.now_s
 
 
 class RetentionDesk:
@@ -43,7 +33,7 @@ class RetentionDesk:
         self.founded = FoundedRun(run_record(run), FolderArchive(folder / "checkpoints"), TurnedClock())
         self.archive = BrokenObjectStore(FolderArchive(folder / "rounds"))
         self.rounds = RoundStore.of(self.archive, self.founded.record)
-        self.clock = Hours()
+        self.clock = SetClock()
         self.retention = Retention(self.rounds, self.founded.record, 0, self.clock)
 
     async def begin(self) -> None:

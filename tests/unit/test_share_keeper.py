@@ -15,9 +15,9 @@ from atoll.wire.messages import RunRecord
 from atoll_simulator.loop import LoopClock
 from atoll_synchronizer.garbage_collector import LOOK_S, ShareKeeper
 from atoll_synchronizer.shard_context import EventLog, ShardContext
+from support.clocks import in_virtual_time
 from support.founded_run import FRAGMENTS, one_fragment_run, run_record
 from support.links import unique_run
-from support.virtual_time import in_virtual_time
 
 NONCE = "0" * 16
 

@@ -22,10 +22,10 @@ from atoll_synchronizer.garbage_collector import GarbageCollector
 from atoll_synchronizer.region_service import AT_WORK, RegionService
 from atoll_synchronizer.regions import LOST_SHARE, RegionReader
 from atoll_synchronizer.shard_context import ShardContext
+from support.clocks import virtually
 from support.founded_run import run_record
 from support.links import unique_run
 from support.shard_owners import FixedOwner, first_head
-from support.virtual_time import virtually
 
 INTERVAL_S = 20.0
 PUSHES = 720
