@@ -18,19 +18,8 @@ from support.whole_runs import DEADLINE_S, UNHURRIED, finish, processes_of, star
 pytestmark = [pytest.mark.connected, pytest.mark.second_tier]
 
 PANELS = (
-    "merged",
-    "losses",
-    "speed",
-    "goodput",
-    "lag",
-    "overhead",
-    "learners",
-    "rounds",
-    "map",
-    "links",
-    "fates",
-    "marks",
-    "quarantine",
+    *("merged", "losses", "speed", "goodput", "lag", "overhead", "learners", "rounds", "map", "links", "fates"),
+    *("marks", "quarantine"),
 )
 POLL_S = 0.1
 PICTURES = os.environ.get("PICTURES", "")

@@ -25,19 +25,8 @@ HEARD_S = 2.0
 """A learner that has been there, reachable, for so long is known to every shard that listens."""
 SLACK_S = 0.1
 UNHEARD = (
-    "freezes",
-    "messages lost",
-    "messages late",
-    "messages slow",
-    "cut both ways",
-    "cut up",
-    "cut down",
-    "learner cut off",
-    "clock ahead",
-    "ids taken over",
-    "stores lost",
-    "hostile messages",
-    "hostile learner",
+    *("freezes", "messages lost", "messages late", "messages slow", "cut both ways", "cut up", "cut down"),
+    *("learner cut off", "clock ahead", "ids taken over", "stores lost", "hostile messages", "hostile learner"),
 )
 """After these a learner that is there may be silent for a shard that hears its broker, or a step takes as long as it likes."""
 PACE = 3.0

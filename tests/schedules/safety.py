@@ -34,21 +34,9 @@ from schedules.hostile import HOSTILE
 from schedules.values import Vector, Version
 
 LEASE_LOST = (
-    "records spoiled",
-    "crashes of hosts",
-    "freezes",
-    "clock ahead",
-    "requests lost",
-    "answers lost",
-    "messages slow",
-    "messages late",
-    "cut both ways",
-    "cut up",
-    "cut down",
-    "synchronizer cut off",
-    "disk full",
-    "stores lost",
-    "host told to leave",
+    *("records spoiled", "crashes of hosts", "freezes", "clock ahead", "requests lost", "answers lost"),
+    *("messages slow", "messages late", "cut both ways", "cut up", "cut down", "synchronizer cut off"),
+    *("disk full", "stores lost", "host told to leave"),
 )
 """After these an owner may have failed to renew its lease while others could. An absence of the broker is none of them."""
 

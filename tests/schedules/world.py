@@ -62,34 +62,14 @@ WINDOWS = BLOCK_TOKENS // SEQUENCE
 
 
 READ_AGAIN = (
-    "crashes of learners",
-    "crashes of hosts",
-    "freezes",
-    "clock ahead",
-    "ids taken over",
-    "requests given up",
-    "requests sent again",
-    "data not returned",
-    "stores lost",
-    "disk full",
-    "cut both ways",
-    "cut up",
-    "cut down",
-    "broker away",
-    "power cut",
+    *("crashes of learners", "crashes of hosts", "freezes", "clock ahead", "ids taken over", "requests given up"),
+    *("requests sent again", "data not returned", "stores lost", "disk full", "cut both ways", "cut up"),
+    *("cut down", "broker away", "power cut"),
 )
 """After these a learner may read what another has read, or read itself."""
 LEFT_OVER = (
-    "crashes of learners",
-    "crashes of hosts",
-    "freezes",
-    "requests given up",
-    "requests sent again",
-    "stores lost",
-    "power cut",
-    "host told to leave",
-    "host added",
-    "messages doubled",
+    *("crashes of learners", "crashes of hosts", "freezes", "requests given up", "requests sent again"),
+    *("stores lost", "power cut", "host told to leave", "host added", "messages doubled"),
 )
 """After these, or when an owner has lost its lease, a shard may leave behind what no head names. It ages out, or an heir
 removes it once no head names anything of that tenure; the run may end before that."""

@@ -36,13 +36,7 @@ AT_ONCE = (
 ONCE_BROKEN = (3, 22, 5023, 6332, 12823, 13115)
 """Seeds that found something; others are in the lab log."""
 OFTEN = (
-    "tenures",
-    "fences",
-    "commits of several",
-    "merged late",
-    "keyframes",
-    "versions by delta alone",
-    "pushes",
+    *("tenures", "fences", "commits of several", "merged late", "keyframes", "versions by delta alone", "pushes"),
     "farewells",
 )
 

@@ -18,17 +18,9 @@ import atoll
 from support import caches
 
 SMALL = (
-    "model.layers=1",
-    "model.width=32",
-    "model.heads=2",
-    "model.kv_heads=1",
-    "model.ffn=64",
-    "model.context=32",
-    "train.batch=4",
-    "train.sequence=32",
-    "protocol.fragments=4",
-    "protocol.interval_steps=8",
-    "protocol.silence_s=2",
+    *("model.layers=1", "model.width=32", "model.heads=2", "model.kv_heads=1", "model.ffn=64"),
+    *("model.context=32", "train.batch=4", "train.sequence=32", "protocol.fragments=4"),
+    *("protocol.interval_steps=8", "protocol.silence_s=2"),
 )
 UNHURRIED = ("--set", "learner.throttle=20")
 """For a run that trains until it is told to stop: its learners leave the processors to what the test starts meanwhile."""

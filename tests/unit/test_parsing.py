@@ -51,16 +51,7 @@ def test_a_text_holds_nothing_that_nobody_sees() -> None:
 
 def test_a_text_may_be_of_any_script() -> None:
     for text in (
-        "",
-        "block_0/attention.wq",
-        "Größe 3 µs",
-        "e\u0301",
-        "שלום",
-        "سلام",
-        "模型 一",
-        "नमस्ते",
-        "🚀",
-        "a\u00a0b",
+        *("", "block_0/attention.wq", "Größe 3 µs", "e\u0301", "שלום", "سلام", "模型 一", "नमस्ते", "🚀", "a\u00a0b"),
     ):
         assert converted(text, Text) == text
 

@@ -20,15 +20,7 @@ from support.founded_run import run_record
 
 GOLDEN: Final = json.loads((Path(__file__).parents[1] / "golden" / "messages.json").read_text(encoding="utf-8"))
 NUMBERS: Final = (
-    "epoch",
-    "version",
-    "incarnation",
-    "renewals",
-    "attempt",
-    "push",
-    "generation",
-    "revision",
-    "checkpoint",
+    *("epoch", "version", "incarnation", "renewals", "attempt", "push", "generation", "revision", "checkpoint"),
 )
 """Words in the names of fields that count something up."""
 NOT_COUNTED_FROM: Final = {
