@@ -482,17 +482,6 @@ async def test_a_damaged_object_is_passed_over_with_a_warning(founded: FoundedRu
         await founded.rebuild()
 
 
-async def test_a_damaged_manifest_is_passed_over(founded: FoundedRun) -> None:
-    await founded.round()
-    await founded.checkpoint()
-    founded.later()
-    await founded.checkpoint()
-    newest = founded.checkpoint_store.checkpoints()[-1].parts[0].path
-    founded.object_store.put(newest, founded.object_store.get(newest, 1 << 20)[:200])
-
-    assert [manifest.number for manifest in founded.newest()] == [0, 0]
-
-
 # --- when the archive fails (a folder is enough) --------------------------------------------------------------------
 
 
