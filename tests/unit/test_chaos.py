@@ -14,32 +14,8 @@ import numpy as np
 import pytest
 
 from atoll.protocol.ledger import Account, Ledger
-from benchmarks.faults import chaos, takeover
+from benchmarks.faults import chaos, metrics, takeover
 from benchmarks.faults.chaos import courses
-from benchmarks.faults.metrics import (
-    SCHEMA,
-    Booked,
-    Course,
-    Extract,
-    ExtractRound,
-    ExtractShare,
-    Made,
-    Refusal,
-    Row,
-    figures,
-    gaps,
-    load,
-    numbers,
-    participation,
-    partition,
-    plots,
-    ranges,
-    recovery,
-    safety,
-    save,
-    takeovers,
-    useful_share,
-)
 from benchmarks.faults.storm import Fault, Planned, forecast, seconds_for, storm
 from benchmarks.faults.synchronous import Formed, GroupMessage, Line, WorkerGroup, enter_steps
 from benchmarks.faults.takeover import EVERY_S, interval, ratio
@@ -56,21 +32,21 @@ LEARNERS = ("learner-1", "learner-2")
 # --- figures from a small event log ------------------------------------------------------------------------------------------
 
 
-def life(start_s: float, stop_s: float, step_s: float = 0.5) -> list[Row]:
+def life(start_s: float, stop_s: float, step_s: float = 0.5) -> list[metrics.Row]:
     """Return the rows of a life that takes a step every `step_s`, ten tokens each."""
     count = int((stop_s - start_s) / step_s)
     return [(start_s + i * step_s, i, 10 * i, step_s) for i in range(count + 1)]
 
 
-def calm(name: str = "undisturbed", per_minute: float = 0.0) -> Extract:
+def calm(name: str = "undisturbed", per_minute: float = 0.0) -> metrics.Extract:
     """Return a run of two learners and two fragments in which nothing happened: a commit of either a second."""
     rounds = [
-        ExtractRound(
+        metrics.ExtractRound(
             at_s + 0.5 * fragment,
             f"shard-{fragment}",
             fragment,
             at_s,
-            [ExtractShare(n, 1, at_s, 0, 20) for n in LEARNERS],
+            [metrics.ExtractShare(n, 1, at_s, 0, 20) for n in LEARNERS],
         )
         for at_s in range(1, int(LENGTH_S) + 1)
         for fragment in (0, 1)
@@ -79,8 +55,8 @@ def calm(name: str = "undisturbed", per_minute: float = 0.0) -> Extract:
     trained, pushed = 2000, 4000
     accounts = {f"{n}/1": Account(trained=trained, pushed=pushed, merged=pushed, left=True) for n in LEARNERS}
     curve = [{"tokens_merged": 0, "bits_per_byte": 8.0}, {"tokens_merged": 4000, "bits_per_byte": 2.0}]
-    return Extract(
-        course=Course(name, "atoll", per_minute, 0, LENGTH_S, 0.0, 2),
+    return metrics.Extract(
+        course=metrics.Course(name, "atoll", per_minute, 0, LENGTH_S, 0.0, 2),
         sources="a-b",
         machine="a machine",
         commit="c",
@@ -92,7 +68,7 @@ def calm(name: str = "undisturbed", per_minute: float = 0.0) -> Extract:
         acknowledged=dict(settled),
         settled=settled,
         stored={key: [(push, 20) for push in range(1, int(LENGTH_S) + 1)] for key in settled},
-        booked={key: Booked(2000, 0, 0) for key in settled},
+        booked={key: metrics.Booked(2000, 0, 0) for key in settled},
         merged={0: 4000, 1: 4000},
         ledger=Ledger(accounts=accounts),
         report={
@@ -110,7 +86,7 @@ def verdict(found: list[Figure], name: str) -> Figure:
 
 
 def test_a_run_in_which_nothing_happened_misses_no_goal() -> None:
-    found = figures([calm()])
+    found = metrics.figures([calm()])
 
     assert [figure.name for figure in found if figure.holds is False] == []
     assert verdict(found, "participation").value == pytest.approx(1.0)
@@ -121,34 +97,34 @@ def test_a_line_that_came_late_is_no_fork() -> None:
     """An owner that was frozen after its commit writes the line when its successor has written more."""
     late = calm()
     late.rounds.insert(14, late.rounds.pop(10))
-    found = figures([late])
+    found = metrics.figures([late])
 
     assert [figure.name for figure in found if figure.holds is False] == []
     assert verdict(found, "lines that came late").value == 1.0
 
 
-def fork(extract: Extract) -> None:
+def fork(extract: metrics.Extract) -> None:
     extract.rounds.insert(10, msgspec.structs.replace(extract.rounds[9], shares=[]))
 
 
-def twice(extract: Extract) -> None:
+def twice(extract: metrics.Extract) -> None:
     extract.rounds[20] = msgspec.structs.replace(extract.rounds[20], shares=extract.rounds[18].shares)
 
 
-def lose(extract: Extract) -> None:
+def lose(extract: metrics.Extract) -> None:
     """Let the ledgers know nothing of a contribution that the broker had stored."""
     extract.settled["learner-1/1/0"] = [[1, 49], [51, 100]]
 
 
-def forget(extract: Extract) -> None:
+def forget(extract: metrics.Extract) -> None:
     extract.ledger.accounts["learner-1/1"].merged -= 20
 
 
-def miscount(extract: Extract) -> None:
+def miscount(extract: metrics.Extract) -> None:
     extract.report["tokens_by_fate"]["merged"] -= 1
 
 
-def isolate(extract: Extract) -> None:
+def isolate(extract: metrics.Extract) -> None:
     extract.report["quarantined"] = [{"learner": "learner-1", "incarnation": 1, "offences": 3, "reason": "outlier"}]
 
 
@@ -156,38 +132,38 @@ UNPROVED = "tokens with a fate beside those of the pushes with one"
 UNLIKE = "tokens merged by heads, ledgers and contributions"
 
 
-def overfill(extract: Extract) -> None:
+def overfill(extract: metrics.Extract) -> None:
     """Let the shards settle more than a learner that left has pushed."""
     extract.ledger.accounts["learner-1/1"].merged += 20
 
 
-def fork_by_head(extract: Extract) -> None:
+def fork_by_head(extract: metrics.Extract) -> None:
     """Let two frames have been the newest under one version, of which the event log tells once."""
-    extract.made = [Made(0, 6, digest, extract.rounds[10].shares) for digest in ("one", "other")]
+    extract.made = [metrics.Made(0, 6, digest, extract.rounds[10].shares) for digest in ("one", "other")]
 
 
-def go_back(extract: Extract) -> None:
+def go_back(extract: metrics.Extract) -> None:
     lines = [extract.rounds[index] for index in (10, 12, 10)]
-    extract.made = [Made(line.fragment, line.version, f"{line.version}", line.shares) for line in lines]
+    extract.made = [metrics.Made(line.fragment, line.version, f"{line.version}", line.shares) for line in lines]
 
 
-def merge_again_unseen(extract: Extract) -> None:
+def merge_again_unseen(extract: metrics.Extract) -> None:
     """Merge a push of a dead incarnation in a commit without a line, and again in its successor's."""
     extract.ledger.accounts["learner-1/1"].left = False
     extract.ledger.accounts["learner-1/1"].merged += 20
-    extract.booked["learner-1/1/0"] = Booked(2020, 0, 0)
+    extract.booked["learner-1/1/0"] = metrics.Booked(2020, 0, 0)
     extract.merged[0] += 20
     del extract.rounds[98]
 
 
-def merge_again_in_heads(extract: Extract) -> None:
+def merge_again_in_heads(extract: metrics.Extract) -> None:
     """The same, when somebody read the head of the commit without a line."""
     again = extract.rounds[96].shares[0]
-    extract.made = [Made(0, 50, "digest", [*extract.rounds[98].shares, again])]
+    extract.made = [metrics.Made(0, 50, "digest", [*extract.rounds[98].shares, again])]
     merge_again_unseen(extract)
 
 
-def forget_the_books(extract: Extract) -> None:
+def forget_the_books(extract: metrics.Extract) -> None:
     """Merge a push again under ledgers that know of one of the two only."""
     extract.merged[0] += 20
 
@@ -209,12 +185,12 @@ def forget_the_books(extract: Extract) -> None:
         (miscount, {"every token has one fate"}),
     ],
 )
-def test_a_forged_run_is_flagged(forge: Callable[[Extract], None], names: set[str]) -> None:
+def test_a_forged_run_is_flagged(forge: Callable[[metrics.Extract], None], names: set[str]) -> None:
     """Each guarantee has a figure that misses its goal when the guarantee is broken, and no other does."""
     extract = calm()
     forge(extract)
 
-    assert {figure.name for figure in safety(extract) if figure.holds is False} == names
+    assert {figure.name for figure in metrics.safety(extract) if figure.holds is False} == names
 
 
 def test_what_the_recorder_did_not_hear_is_counted() -> None:
@@ -222,7 +198,7 @@ def test_what_the_recorder_did_not_hear_is_counted() -> None:
     extract = calm()
     extract.acknowledged["learner-1/1/0"] = [[1, 49], [51, 100]]
     extract.settled["learner-2/1/1"] = extract.acknowledged["learner-2/1/1"] = [[1, 9], [11, 100]]
-    found = safety(extract)
+    found = metrics.safety(extract)
 
     assert verdict(found, "stored and not heard of").value == 1.0
     assert verdict(found, "push numbers without a sound or a fate").value == 1.0
@@ -233,23 +209,23 @@ def test_a_push_whose_size_nobody_heard_is_said_and_still_has_tokens() -> None:
     extract = calm()
     extract.stored["learner-1/1/0"] = [pair for pair in extract.stored["learner-1/1/0"] if pair[0] != 50]
     del extract.rounds[98]
-    known = verdict(safety(extract), UNPROVED)
-    extract.booked["learner-1/1/0"] = Booked(1980, 0, 0)
+    known = verdict(metrics.safety(extract), UNPROVED)
+    extract.booked["learner-1/1/0"] = metrics.Booked(1980, 0, 0)
 
     assert known.holds
     assert known.how.endswith("of 1 nobody heard it")
-    assert verdict(safety(extract), UNPROVED).holds is False
+    assert verdict(metrics.safety(extract), UNPROVED).holds is False
 
 
 def test_a_commit_without_a_line_in_the_event_log_is_counted() -> None:
     extract = calm()
     del extract.rounds[50]
 
-    assert verdict(safety(extract), "commits without a line on the event log").value == 1.0
-    assert all(figure.holds is not False for figure in safety(extract))
+    assert verdict(metrics.safety(extract), "commits without a line on the event log").value == 1.0
+    assert all(figure.holds is not False for figure in metrics.safety(extract))
 
 
-def stormy() -> Extract:
+def stormy() -> metrics.Extract:
     """Return a run in which shard 0 rested for 4 s after a kill, the broker was away, and learner-2 was cut off for 30 s."""
     extract = calm("storm-1", 1.0)
     extract.faults = [
@@ -271,12 +247,12 @@ def stormy() -> Extract:
 
 def test_waits_are_counted_from_the_fault_to_the_next_commit() -> None:
     """Of the shard for its owner, of anybody for the broker, of the others in rounds for a learner."""
-    found = recovery(stormy())
+    found = metrics.recovery(stormy())
 
     assert verdict(found, "after its owner was killed").value == pytest.approx(4.75)
     assert verdict(found, "after the broker was up again").value == pytest.approx(2.25)
     assert verdict(found, "after a learner was killed").value == pytest.approx(0.25)
-    assert verdict(takeovers([stormy()]), "pace during a takeover").value == pytest.approx(1.0)
+    assert verdict(metrics.takeovers([stormy()]), "pace during a takeover").value == pytest.approx(1.0)
 
 
 def test_learners_that_rest_during_a_takeover_miss_its_goal() -> None:
@@ -286,7 +262,7 @@ def test_learners_that_rest_during_a_takeover_miss_its_goal() -> None:
         (at_s, steps - 9 * (at_s >= 15.0), tokens, step_s)
         for at_s, steps, tokens, step_s in extract.lives["learner-1/1"]
     ]
-    pace = verdict(takeovers([extract]), "pace during a takeover")
+    pace = verdict(metrics.takeovers([extract]), "pace during a takeover")
 
     assert pace.value < 0.7
     assert pace.holds is False
@@ -296,16 +272,19 @@ def test_a_takeover_beside_another_fault_says_nothing() -> None:
     extract = stormy()
     extract.faults.append(Fault(BEGAN_S + 5.0, "kill", "learner", "learner-2"))
 
-    assert takeovers([extract]) == []
+    assert metrics.takeovers([extract]) == []
 
 
 def test_what_a_partitioned_learner_had_in_hand_is_followed_to_its_fate() -> None:
     """Per fragment the first fate after healing counts, merged or refused; none at all misses the goal."""
     extract = stormy()
-    extract.refusals = [Refusal(81.0, "learner-2", 1, 1, 51, "stale"), Refusal(81.0, "learner-2", 2, 0, 1, "stale")]
-    first, last = partition(extract)
+    extract.refusals = [
+        metrics.Refusal(81.0, "learner-2", 1, 1, 51, "stale"),
+        metrics.Refusal(81.0, "learner-2", 2, 0, 1, "stale"),
+    ]
+    first, last = metrics.partition(extract)
     extract.rounds, extract.refusals = [made for made in extract.rounds if made.at_s < 80.0], []
-    none = partition(extract)
+    none = metrics.partition(extract)
 
     assert first.value == pytest.approx(0.75)
     assert last.value == pytest.approx(1.75)
@@ -322,15 +301,15 @@ def test_a_dead_learner_counts_as_present() -> None:
         msgspec.structs.replace(m, shares=m.shares[:1] if 25.0 < m.at_s <= 75.0 else m.shares) for m in extract.rounds
     ]
 
-    assert participation(extract) == pytest.approx(0.75)
-    assert useful_share(extract, calm()) == pytest.approx(0.75, abs=0.02)
+    assert metrics.participation(extract) == pytest.approx(0.75)
+    assert metrics.useful_share(extract, calm()) == pytest.approx(0.75, abs=0.02)
 
 
 def test_a_gauntlet_is_asked_for_safety_and_kills_only() -> None:
     """It has a length of its own: no share of time, no recovery, no plot; too few kills miss its goal."""
     extract = stormy()
     extract.course = msgspec.structs.replace(extract.course, name="gauntlet", per_minute=32.0, kills_min=3)
-    found = [figure for figure in figures([calm(), extract]) if figure.name.startswith("gauntlet: ")]
+    found = [figure for figure in metrics.figures([calm(), extract]) if figure.name.startswith("gauntlet: ")]
     killed, loss = verdict(found, "gauntlet: kills"), verdict(found, "gauntlet: held-out loss")
     extract.course = msgspec.structs.replace(extract.course, kills_min=4)
 
@@ -338,11 +317,11 @@ def test_a_gauntlet_is_asked_for_safety_and_kills_only() -> None:
         "kills",
         "faults",
         "held-out loss",
-        *(figure.name for figure in safety(extract)),
+        *(figure.name for figure in metrics.safety(extract)),
     }
     assert (killed.value, killed.holds, loss.holds) == (3.0, True, True)
-    assert verdict(figures([extract]), "gauntlet: kills").holds is False
-    assert plots([calm(), extract]) == plots([calm()])
+    assert verdict(metrics.figures([extract]), "gauntlet: kills").holds is False
+    assert metrics.plots([calm(), extract]) == metrics.plots([calm()])
 
 
 def test_an_extract_that_lacks_what_is_asked_now_is_measured_again(
@@ -351,10 +330,10 @@ def test_an_extract_that_lacks_what_is_asked_now_is_measured_again(
     """Its figures would be of empty ledgers."""
     monkeypatch.setattr(chaos, "sources", lambda: "a-b")
     extract, path = calm(), tmp_path / "old.json.zst"
-    save(extract, path)
+    metrics.save(extract, path)
     old = chaos.kept(extract.course, path)
-    extract.schema = SCHEMA
-    save(extract, path)
+    extract.schema = metrics.SCHEMA
+    metrics.save(extract, path)
 
     assert old is None
     assert chaos.kept(extract.course, path) is not None
@@ -386,7 +365,7 @@ def test_a_learner_that_never_came_back_counts_as_present() -> None:
     extract = calm("storm-1", 1.0)
     del extract.lives["learner-2/1"]
 
-    assert participation(extract) == pytest.approx(0.5)
+    assert metrics.participation(extract) == pytest.approx(0.5)
 
 
 def test_late_contributions_count_whole_and_beside_it_damped() -> None:
@@ -397,7 +376,7 @@ def test_late_contributions_count_whole_and_beside_it_damped() -> None:
         msgspec.structs.replace(m, shares=[m.shares[0], msgspec.structs.replace(share, age=1)])
         for m, share in zip(extract.rounds, late, strict=True)
     ]
-    found = figures([calm(), extract])
+    found = metrics.figures([calm(), extract])
 
     assert verdict(found, "storm-1: useful-step share").value == pytest.approx(1.0, abs=0.02)
     assert verdict(found, "storm-1: useful-step share, damped").value == pytest.approx(0.75, abs=0.02)
@@ -412,7 +391,7 @@ def test_steps_that_were_rolled_back_are_stepping_but_not_useful() -> None:
     plain = [Line(BEGAN_S, "formed", 1, 0), *(Line(BEGAN_S + i, "step", 1, i, 1.0) for i in range(1, 61))]
     broken, whole = (
         msgspec.structs.replace(
-            calm(name, rate), course=Course(name, "synchronous", rate, 0, 60.0, 0.0, 3), step_tokens=8
+            calm(name, rate), course=metrics.Course(name, "synchronous", rate, 0, 60.0, 0.0, 3), step_tokens=8
         )
         for name, rate in (("sync-1", 1.0), ("sync-undisturbed", 0.0))
     )
@@ -420,12 +399,12 @@ def test_steps_that_were_rolled_back_are_stepping_but_not_useful() -> None:
         enter_steps(extract, "\n".join(msgspec.json.encode(line).decode() for line in taken) + "\n" + '{"cut off')
 
     assert broken.report["tokens_by_fate"] == {"merged": 320, "merged_late": 0, "lost": 80}
-    assert participation(broken) == pytest.approx(50 / 60)
-    assert useful_share(broken, whole) == pytest.approx(40 / 60)
+    assert metrics.participation(broken) == pytest.approx(50 / 60)
+    assert metrics.useful_share(broken, whole) == pytest.approx(40 / 60)
 
 
 def test_gaps_are_what_lies_between() -> None:
-    assert gaps([(10.0, 20.0), (15.0, 30.0), (31.0, 40.0)], 0.0, 50.0, 3.0) == [(0.0, 10.0), (40.0, 50.0)]
+    assert metrics.gaps([(10.0, 20.0), (15.0, 30.0), (31.0, 40.0)], 0.0, 50.0, 3.0) == [(0.0, 10.0), (40.0, 50.0)]
 
 
 # --- keeping and publishing ---------------------------------------------------------------------------------------------
@@ -433,17 +412,17 @@ def test_gaps_are_what_lies_between() -> None:
 
 def test_ranges_keep_numbers() -> None:
     """Back and forth without a loss."""
-    assert ranges([5, 1, 2, 3, 9, 5]) == [[1, 3], [5, 5], [9, 9]]
-    assert numbers([[1, 3], [5, 5]]) == {1, 2, 3, 5}
+    assert metrics.ranges([5, 1, 2, 3, 9, 5]) == [[1, 3], [5, 5], [9, 9]]
+    assert metrics.numbers([[1, 3], [5, 5]]) == {1, 2, 3, 5}
 
 
 def test_the_published_table_can_be_computed_again_from_its_raw_files(tmp_path: Path) -> None:
     runs, docs = [calm(), stormy()], tmp_path / "docs"
     paths = [tmp_path / f"{run.course.name}.json.zst" for run in runs]
     for run, path in zip(runs, paths, strict=True):
-        save(run, path)
+        metrics.save(run, path)
     document = {"machine": "m", "commit": "c" * 40, "seed": 0, "raw": [str(path) for path in paths]}
-    document["figures"] = [asdict(figure) for figure in figures([load(path) for path in paths])]
+    document["figures"] = [asdict(figure) for figure in metrics.figures([metrics.load(path) for path in paths])]
     publish("chaos", json.loads(json.dumps(document)), docs)
     page = docs / "chaos.md"
 
@@ -484,7 +463,7 @@ def test_both_systems_get_the_same_storm() -> None:
     *every, _ = courses(3, rates=[1.0, 16.0], kills=20)
     ours, theirs = ([c for c in every if c.system == system] for system in ("atoll", "synchronous"))
 
-    def faults(course: Course) -> list[Planned]:
+    def faults(course: metrics.Course) -> list[Planned]:
         return storm(course.seed, course.per_minute, course.seconds, course.partition_s)
 
     assert [faults(c) for c in ours] == [faults(c) for c in theirs]
@@ -587,23 +566,25 @@ def test_the_interval_holds_the_ratio_and_narrows_with_windows() -> None:
     assert low < closer < ratio(pairs) < above < high
 
 
-def run(rate: float) -> Extract:
+def run(rate: float) -> metrics.Extract:
     """Return a run of two takeovers of one shard each, with a learner that is heard ten times a second."""
     faults = [Fault(1000.0 + 13.0, "kill", "owner", "shard-0", 0), Fault(1000.0 + 40.0, "kill", "owner", "shard-1", 1)]
     slow = [(13.0, 16.0), (40.0, 43.0)]
-    rows: list[Row] = []
+    rows: list[metrics.Row] = []
     steps = 0.0
     for tick in range(int(SECONDS * 10) + 1):
         at_s = tick / 10.0
         rows.append((at_s, round(steps), 0, 0.1))
         steps += 0.1 * (rate if any(a <= at_s < b for a, b in slow) else 10.0)
     rounds = [
-        ExtractRound(at_s, f"shard-{shard}", shard, number, [ExtractShare("learner-1", 0, number, 0, 1)])
+        metrics.ExtractRound(
+            at_s, f"shard-{shard}", shard, number, [metrics.ExtractShare("learner-1", 0, number, 0, 1)]
+        )
         for shard, times in ((0, (5.0, 16.0, 30.0)), (1, (5.0, 30.0, 43.0)))
         for number, at_s in enumerate(times)
     ]
-    course = Course("takeovers", "atoll", 60.0 / EVERY_S, 0, SECONDS, 0.0, 1)
-    return Extract(
+    course = metrics.Course("takeovers", "atoll", 60.0 / EVERY_S, 0, SECONDS, 0.0, 1)
+    return metrics.Extract(
         course=course,
         sources="",
         machine="",

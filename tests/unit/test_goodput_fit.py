@@ -9,24 +9,7 @@ import pytest
 from atoll_simulator.fleet.cells import ROWS, FleetCell, table
 from atoll_simulator.fleet.parameters import FleetParameters, changed
 from atoll_simulator.fleet.scavenging import Budget
-from benchmarks.fleet.goodput_fit import (
-    FITS,
-    FITTED,
-    PAPER,
-    POINTS,
-    VALIDATED,
-    compare_with_null,
-    errors,
-    fit,
-    goodputs,
-    kinds,
-    null_model,
-    scavenging_figures,
-    sensitivities,
-    size,
-    uptimes,
-    window,
-)
+from benchmarks.fleet import goodput_fit
 
 SIZES = (150_000, 1_200_000)
 
@@ -42,14 +25,16 @@ def cells_of(fleet: FleetParameters) -> tuple[FleetCell, ...]:
 
 def test_few_cells_are_fitted_and_validated_are_only_sizes_that_nothing_was_fitted_on() -> None:
     """Four of twelve, by three constants, each of them a stall; six sizes are new to the fit, and one is nobody's but ours."""
-    known = kinds()
+    known = goodput_fit.kinds()
     predicted = [cell for cell, (kind, _) in known.items() if kind == "predicted"]
 
-    assert len(PAPER) == 12
-    assert len(FITTED) == 4
-    assert [name for names in FITS.values() for name in names] == ["restart_s", "downscale_s", "upscale_s"]
-    assert len(VALIDATED) == len({size(cell) for cell in VALIDATED}) == 6
-    assert not {size(cell) for cell in VALIDATED} & {size(cell) for cell in FITTED}
+    assert len(goodput_fit.PAPER) == 12
+    assert len(goodput_fit.FITTED) == 4
+    assert [name for names in goodput_fit.FITS.values() for name in names] == ["restart_s", "downscale_s", "upscale_s"]
+    assert len(goodput_fit.VALIDATED) == len({goodput_fit.size(cell) for cell in goodput_fit.VALIDATED}) == 6
+    assert not {goodput_fit.size(cell) for cell in goodput_fit.VALIDATED} & {
+        goodput_fit.size(cell) for cell in goodput_fit.FITTED
+    }
     assert predicted == [("rigid", 300_000), ("rigid", 600_000), ("rigid", 2_400_000), ("elastic", 2_400_000)]
     assert known["8", 1_200_000] == ("again", ("elastic", 150_000))
     assert known["16", 1_200_000] == ("again", ("2", 150_000))
@@ -59,7 +44,9 @@ def test_cells_that_restate_others_do_so() -> None:
     """What depends on chips per learner only is the same in both, within what seeds and odd slices leave."""
     found = {(cell.system, cell.chips): cell.goodput.mean for cell in cells()}
     pairs = [
-        (cell, first) for cell, (kind, first) in kinds().items() if kind == "again" and {cell, first} <= found.keys()
+        (cell, first)
+        for cell, (kind, first) in goodput_fit.kinds().items()
+        if kind == "again" and {cell, first} <= found.keys()
     ]
 
     assert len(pairs) == 2
@@ -67,20 +54,20 @@ def test_cells_that_restate_others_do_so() -> None:
 
 
 def test_every_size_that_was_not_fitted_is_met() -> None:
-    figures = goodputs(cells())
+    figures = goodput_fit.goodputs(cells())
     judged = [figure for figure in figures if figure.holds is not None]
 
     assert len(judged) == 6
     assert all(figure.holds and figure.name.startswith("validated") for figure in judged)
-    assert errors(cells())[1] <= POINTS
+    assert goodput_fit.errors(cells())[1] <= goodput_fit.POINTS
 
 
 @pytest.mark.second_tier
 def test_ours_is_better_than_the_null_model_fitted_alike() -> None:
     """One stall fewer meets the fitted cells worse and the others too, and would not hold the goals."""
-    null = null_model(range(2))
-    ours = compare_with_null(cells(), null, cells_of(null))
-    theirs = compare_with_null(cells_of(null), null, cells_of(null))
+    null = goodput_fit.null_model(range(2))
+    ours = goodput_fit.compare_with_null(cells(), null, cells_of(null))
+    theirs = goodput_fit.compare_with_null(cells_of(null), null, cells_of(null))
 
     assert null.upscale_s == 0.0
     assert [figure.holds for figure in ours] == [True, True, None, None]
@@ -90,15 +77,15 @@ def test_ours_is_better_than_the_null_model_fitted_alike() -> None:
 @pytest.mark.second_tier
 def test_a_mechanism_that_is_wrong_is_found_out_though_it_is_fitted() -> None:
     """Where only admissions stall, one constant meets the two cells as well as it can, and misses what it has not seen."""
-    wrong = fit(changed(FleetParameters(), downscale_s=0.0), range(2), {("elastic",): ("upscale_s",)})
-    verdicts = [figure.holds for figure in goodputs(cells_of(wrong))]
+    wrong = goodput_fit.fit(changed(FleetParameters(), downscale_s=0.0), range(2), {("elastic",): ("upscale_s",)})
+    verdicts = [figure.holds for figure in goodput_fit.goodputs(cells_of(wrong))]
 
-    assert errors(cells_of(wrong))[1] > 2 * POINTS
+    assert goodput_fit.errors(cells_of(wrong))[1] > 2 * goodput_fit.POINTS
     assert False in verdicts
 
 
 def test_four_learners_and_more_are_always_up() -> None:
-    figures = uptimes(cells())
+    figures = goodput_fit.uptimes(cells())
 
     assert len(figures) == 6
     assert all(figure.holds for figure in figures)
@@ -107,9 +94,9 @@ def test_four_learners_and_more_are_always_up() -> None:
 @pytest.mark.second_tier
 def test_the_fit_is_found_again_from_elsewhere() -> None:
     start = changed(FleetParameters(), restart_s=40.0, downscale_s=25.0, upscale_s=5.0)
-    found = fit(start, range(2))
+    found = goodput_fit.fit(start, range(2))
 
-    for names in FITS.values():
+    for names in goodput_fit.FITS.values():
         for name in names:
             assert getattr(found, name) == pytest.approx(getattr(FleetParameters(), name), abs=4.0)
 
@@ -119,7 +106,7 @@ def test_the_constants_that_are_set_hardly_matter_and_the_fitted_do(monkeypatch:
     """Slice size and return time move no cell by a point when halved or doubled; the stalls move some by several."""
     monkeypatch.setattr("benchmarks.fleet.goodput_fit.DAYS", 0.7)
     moves: dict[str, float] = {}
-    for figure in sensitivities([0]):
+    for figure in goodput_fit.sensitivities([0]):
         name = figure.name.removeprefix("sensitivity: ").split()[0]
         moves[name] = max(moves.get(name, 0.0), abs(figure.value))
 
@@ -128,7 +115,7 @@ def test_the_constants_that_are_set_hardly_matter_and_the_fitted_do(monkeypatch:
 
 
 def test_figures_of_rounds_and_of_help_hold() -> None:
-    figures = [*window(0, 150), *scavenging_figures(0, Budget(learners=2, steps=1500), (1.0,))]
+    figures = [*goodput_fit.window(0, 150), *goodput_fit.scavenging_figures(0, Budget(learners=2, steps=1500), (1.0,))]
 
     assert [figure.name for figure in figures if figure.holds is False] == []
     assert {figure.name: figure.value for figure in figures}["rounds: ledgers exact"] == 1.0
