@@ -160,23 +160,19 @@ def is_over(view: History, facts: PageFacts) -> bool:
     return bool(states) and (facts.over or all(state == "left" for state in states))
 
 
-def has_finished(host: HostView, view: History, facts: PageFacts) -> bool:
-    """Return whether the run is over and all shards of this process have closed their ledgers."""
-    return is_over(view, facts) and all(f"shard-{shard}" in view.ledgers for shard in host.shards)
-
-
 def shown_hosts(view: History, facts: PageFacts) -> list[HostView]:
     """Return the synchronizer processes that are heard, and silent ones whose shards nobody serves.
 
     A process that has finished its shards in a run that is over is left out, as on a page that is opened afterwards.
     """
+    over = is_over(view, facts)
     heard = [host for host in view.hosts.values() if facts.hears(host)]
     served = {shard for host in heard if host.serving for shard in host.shards}
     silent = [
         host
         for host in view.hosts.values()
         if host.heard_s is not None and host not in heard and host.serving
-        if not host.shards <= served and not has_finished(host, view, facts)
+        if not host.shards <= served and not (over and all(f"shard-{shard}" in view.ledgers for shard in host.shards))
     ]
     return sorted([*heard, *silent], key=name_of)
 
@@ -186,7 +182,7 @@ def state_of(view: History, facts: PageFacts) -> dict[str, Any]:
     began_s = facts.began_s(view)
     shown = shown_learners(view)
     fragments = sorted(view.fragments)[:FRAGMENTS_MAX]
-    rounds = shown_rounds(view, len(fragments))
+    rounds = list(view.rounds)[-min(ROUNDS_MAX, max(ROUNDS_MIN, ROUNDS_PER_FRAGMENT * len(fragments))) :]
     fragment_count = facts.protocol.fragments if facts.agreement is not None else len(view.fragments)
     traffic = as_report(byte_ledger(view, fragment_count))
     measured = view.validations[-1].fields if view.validations else None
@@ -316,11 +312,6 @@ def _host(host: HostView, facts: PageFacts) -> dict[str, Any]:
     return {"name": name_of(host), "state": state}
 
 
-def shown_rounds(view: History, fragments: int) -> list[RoundLine]:
-    """Return the newest rounds, some of each of so many fragments."""
-    return list(view.rounds)[-min(ROUNDS_MAX, max(ROUNDS_MIN, ROUNDS_PER_FRAGMENT * fragments)) :]
-
-
 def fragment_map(view: History, learners: list[str], fragments: list[int], began_s: float) -> dict[str, Any]:
     """Return, for each fragment and learner, the version that the learner's last contribution was made on, and when."""
     rows = []
@@ -374,19 +365,13 @@ def links_of(view: History, ledger: Mapping[str, Any], facts: PageFacts) -> list
         if facts.hears(host):
             former, pace = paces.get(name_of(host), (0.0, 0.0)), host.meter.pace()
             paces[name_of(host)] = former[0] + pace[0], former[1] + pace[1]
-    rows = []
-    for link in ledger["links"]:
-        if link["role"] == "learner" and link["link"] not in learners:
-            continue
-        up, down = paces.get(link["link"], (None, None))
-        rows.append(
-            {
-                **link,
-                "up_per_s": None if up is None else round(up),
-                "down_per_s": None if down is None else round(down),
-            }
-        )
-    return rows
+    unknown = {"up_per_s": None, "down_per_s": None}
+    shown = {name: {"up_per_s": round(up), "down_per_s": round(down)} for name, (up, down) in paces.items()}
+    return [
+        link | shown.get(link["link"], unknown)
+        for link in ledger["links"]
+        if link["role"] != "learner" or link["link"] in learners
+    ]
 
 
 def marks_of(view: History, facts: PageFacts) -> list[TimeMark]:

@@ -135,7 +135,10 @@ def _read_validation(path: Path) -> dict[str, Any]:
 
 def page_with(frames: Mapping[str, Any]) -> str:
     """Return the page that shows these frames, by kind as the feed of a monitor sends them."""
-    imports = {name: _data("text/javascript", _with_bare_imports(text)) for name, text in _scripts().items()}
+    names = [path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*.js")]
+    # Each names its neighbours as the import map does: a `data:` module has no place to count from.
+    scripts = {name: re.sub(r'\b(from|import) "\./', r'\1 "', _read(name)) for name in names}
+    imports = {name: _data("text/javascript", script) for name, script in scripts.items()}
     import_map = msgspec.json.encode({"imports": imports}).decode()
     # No tag can begin inside of it, whatever the run's processes are called.
     data = msgspec.json.encode(frames).decode().replace("<", "\\u003c")
@@ -162,15 +165,6 @@ def page_with(frames: Mapping[str, Any]) -> str:
     for former, latter in replacements.items():
         page = page.replace(former, latter, 1)
     return page
-
-
-def _scripts() -> dict[str, str]:
-    return {path.relative_to(STATIC).as_posix(): path.read_text(encoding="utf-8") for path in STATIC.rglob("*.js")}
-
-
-def _with_bare_imports(script: str) -> str:
-    # As the import map names its neighbours: a `data:` module has no place to count from.
-    return re.sub(r'\b(from|import) "\./', r'\1 "', script)
 
 
 def _read(name: str) -> str:

@@ -137,9 +137,9 @@ def _host_links(view: History) -> list[LedgerLink]:
 
 
 def _sums(moved: LinkTraffic) -> dict[str, int]:
-    told = moved.counters
-    del told["parameters_down"]
-    return told | {"overhead": moved.overhead}
+    counters = moved.counters
+    del counters["parameters_down"]
+    return counters | {"overhead": moved.overhead}
 
 
 def _rounded(value: float | None) -> float | None:

@@ -114,14 +114,14 @@ class Watch:
             self._name_strange()
 
     async def _follow_events(self) -> None:
-        told = ""
+        logged = ""
         while True:
             try:
                 await self.catch_up()
-                told = ""
+                logged = ""
             except AtollError as error:
-                if str(error) != told:  # before a run is founded, there is none to read, and each look says so
-                    told = str(error)
+                if str(error) != logged:  # before a run is founded, there is none to read, and each look says so
+                    logged = str(error)
                     log.info("event_log.unreadable" if self._after else "event_log.awaited", reason=error.what)
             await asyncio.sleep(POLL_S)
 

@@ -228,7 +228,8 @@ def _without_owner(history: History, outage: ShardOutage) -> RunFinding:
     usual = "" if usual_s is None else f"; a round is usual every {usual_s:.3g} s"
     evidence = [] if last is None else [f"commit/{last.round.fragment}/{last.round.version} was its last before{usual}"]
     if outage.heir is None:
-        evidence.append(f"others wrote on: {_others(history, shard)}")
+        others = sorted(who for who, at_s in history.last_s.items() if who != shard and at_s > history.last_s[shard])
+        evidence.append(f"others wrote on: {', '.join(others[:SHARDS_NAMED_MAX]) or 'nobody'}")
         text = f"it has written nothing for the last {outage.lasted_s:.3g} s, and nobody took it over: {stood}"
     else:
         evidence.append(f"event serving of epoch {outage.heir.fields.epoch}: its next owner")
@@ -236,11 +237,6 @@ def _without_owner(history: History, outage: ShardOutage) -> RunFinding:
     return RunFinding(
         "shard without owner", shard, text, from_s=outage.from_s, until_s=until_s, evidence=tuple(evidence)
     )
-
-
-def _others(history: History, shard: str) -> str:
-    others = sorted(who for who, at_s in history.last_s.items() if who != shard and at_s > history.last_s[shard])
-    return ", ".join(others[:SHARDS_NAMED_MAX]) or "nobody"
 
 
 SLOWER: Final = 2.0
@@ -598,7 +594,11 @@ def findings(history: History) -> list[RunFinding]:
     ]
     kept_s = history.forgotten_until_s
     found = [each for each in found if each.until_s is None or kept_s is None or each.until_s >= kept_s]
-    return by_urgency(by_cause(found, history.newest_s), history.newest_s - _recent_s(history)) if found else []
+    if not found:
+        return []
+    usual_s = max((usual_pause_s(history, shard) or 0.0 for shard in history.shards()), default=0.0)
+    recent_s = history.newest_s - max(RECENT_S, SILENT_TIMES * usual_s)
+    return by_urgency(by_cause(found, history.newest_s), recent_s)
 
 
 def by_urgency(found: Iterable[RunFinding], recent_s: float) -> list[RunFinding]:
@@ -609,11 +609,6 @@ def by_urgency(found: Iterable[RunFinding], recent_s: float) -> list[RunFinding]
         return not goes_on, GRAVITY.index(each.cause), -each.from_s
 
     return sorted(found, key=urgency)
-
-
-def _recent_s(history: History) -> float:
-    usual_s = [usual_pause_s(history, shard) or 0.0 for shard in history.shards()]
-    return max(RECENT_S, SILENT_TIMES * max(usual_s, default=0.0))
 
 
 def by_cause(found: list[RunFinding], newest_s: float) -> list[RunFinding]:

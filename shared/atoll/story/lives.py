@@ -143,7 +143,8 @@ class LearnerAbsence:
 
 def absences_of(history: History) -> list[LearnerAbsence]:
     """Return the absences of all learners, by learner, the oldest first."""
-    ledger = _closing_ledger(history)
+    is_over = history.closed and set(history.shards()) == history.closed == history.ledgers.keys()
+    ledger = history.closed_ledger() if is_over else None
     found = []
     for learner, lives in lives_of(history).items():
         begun = [life for life in lives.values() if life.joined is not None]
@@ -183,11 +184,6 @@ def _last_sign_s(life: RecordedLife) -> float:
         # A shard merges what a learner sent long before, so the time of the merge is only a bound.
         signs.append(min(arrived_s, line.at_s))
     return max(signs)
-
-
-def _closing_ledger(history: History) -> Ledger | None:
-    is_over = history.closed and set(history.shards()) == history.closed == history.ledgers.keys()
-    return history.closed_ledger() if is_over else None
 
 
 def _lost_tokens(history: History, ledger: Ledger | None, learner: str, incarnation: int) -> float | None:

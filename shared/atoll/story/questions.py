@@ -6,7 +6,7 @@ Each answer rests on figures of the event log and names them. Where the event lo
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil, inf, isfinite
 from statistics import fmean, median
@@ -98,7 +98,10 @@ def behind(history: History, learner: str | None) -> list[str]:
     """Answer why a learner is behind; without a name, why the one with the most late and refused contributions is."""
     shares, clock = shares_of(history.rounds), history.clock
     too_late = Counter(each.fields.learner for each in history.refused if each.fields.reason in TOO_LATE)
-    if learner is None and (learner := _most_late(shares, too_late)) is None:
+    if learner is None:
+        lateness = Counter({share.learner: share.late for share in shares}) + too_late
+        learner = max(lateness, key=lambda name: lateness[name], default=None)
+    if learner is None:
         return ["no learner is behind: no contribution came late, and none was refused for being late"]
     own = next((share for share in shares if share.learner == learner), None)
     if own is None:
@@ -106,7 +109,7 @@ def behind(history: History, learner: str | None) -> list[str]:
         return [
             f"{learner}: no contribution of it was merged; {refusals} came too late",
             *(line for each in slow_links(history, shares) if each.culprit == learner for line in each.lines(clock)),
-            *_who_is(history, learner),
+            *_describe_isolations(history, learner),
         ]
     refusals = counted(too_late[learner], "more was refused because it", "more were refused because they")
     told = [
@@ -114,15 +117,10 @@ def behind(history: History, learner: str | None) -> list[str]:
     ]
     told += _describe_lateness(history, shares, own)
     late = [(line, share) for line, share in history.contributions(learner) if share.age]
-    told += [_missed(history, line, share) for line, share in late[-3:]]
+    told += [_describe_miss(history, line, share) for line, share in late[-3:]]
     if adoptions := adoption_delays(history, learner):
         told.append(f"it adopts a version {median(adoptions):.3g} s after that is visible (by two clocks)")
-    return told + _who_is(history, learner)
-
-
-def _most_late(shares: Sequence[LearnerShare], too_late: Mapping[str, int]) -> str | None:
-    lateness = Counter({share.learner: share.late for share in shares}) + Counter(too_late)
-    return max(lateness, key=lambda name: lateness[name], default=None)
+    return told + _describe_isolations(history, learner)
 
 
 def _describe_lateness(history: History, shares: Sequence[LearnerShare], own: LearnerShare) -> list[str]:
@@ -219,16 +217,17 @@ def _describe_staleness(history: History, refusal: Noted[RefusedContribution], b
 
 def describe_clips(history: History, learner: str | None) -> list[str]:
     """Return, by learner, how many merged contributions were clipped, and the newest of them."""
-    told = []
+    lines = []
     own = [(line, share) for line, share in history.contributions(learner) if share.norm_max is not None]
     for name, count in Counter(share.learner for _, share in own).most_common():
         line, newest = next((line, share) for line, share in reversed(own) if share.learner == name)
-        told.append(
-            f"{name}: {counted(count, 'merged contribution was', 'merged contributions were')} clipped; {CLIP_CURE}"
-        )
+        clipped = counted(count, "merged contribution was", "merged contributions were")
         why = describe_clip(newest.norm or 0.0, newest.norm_max or 0.0)
-        told.append(f"    the last at {history.clock.at(line.at_s)}: {push_id(line, newest)} {why}")
-    return told
+        lines += [
+            f"{name}: {clipped} clipped; {CLIP_CURE}",
+            f"    the last at {history.clock.at(line.at_s)}: {push_id(line, newest)} {why}",
+        ]
+    return lines
 
 
 def _loss_curves(history: History) -> dict[str, list[tuple[float, float]]]:
@@ -280,7 +279,7 @@ def _disagreements(rounds: Sequence[RoundLine]) -> list[str]:
 def loss(history: History) -> list[str]:
     """Answer why the loss jumped: where it rose most, and what happened in that time."""
     rises = [
-        (_rise(before[1], after[1], max(abs(value) for _, value in curve)), before, after, what)
+        (_rise_share(before[1], after[1], max(abs(value) for _, value in curve)), before, after, what)
         for what, curve in _loss_curves(history).items()
         for before, after in pairwise(curve)
     ]
@@ -363,7 +362,7 @@ def _delays(history: History, fragment: int | None) -> list[float]:
     return [max(0.0, delay) for delay in found]
 
 
-def _missed(history: History, line: RoundLine, share: Contributor) -> str:
+def _describe_miss(history: History, line: RoundLine, share: Contributor) -> str:
     push, missed = push_id(line, share), history.find(line.round.fragment, base_of(line, share) + 1)
     if missed is None or share.arrived_s is None:
         return f"    {push}: {share.age} late; {SILENT} by how much it missed its round"
@@ -375,7 +374,7 @@ def _missed(history: History, line: RoundLine, share: Contributor) -> str:
     return f"    {push}: missed {commit} by {late_s:.3g} s"
 
 
-def _rise(before: float, after: float, largest: float) -> float:
+def _rise_share(before: float, after: float, largest: float) -> float:
     """Return by which share of itself a loss rose, negative if it fell; infinite for a rise from 0, which has no share.
 
     One that was near 0 beside the `largest` of its curve rose by a share of `NEAR_ZERO` of that: such a loss is noise. A loss
@@ -390,7 +389,7 @@ def _beside(own: float | None, others: float | None) -> str:
     return f"{own or 0:.3g} s" + ("" if others is None else f", the others' {others:.3g} s")
 
 
-def _who_is(history: History, learner: str) -> list[str]:
+def _describe_isolations(history: History, learner: str) -> list[str]:
     return [
         f"{each.who} has isolated its incarnation {each.fields.incarnation} since {history.clock.at(each.at_s)}: "
         f"{describe_isolation(each.fields.offences, each.fields.reason)}"

@@ -30,7 +30,7 @@ from atoll.story.lives import (
     stood_still,
     usual_pause_s,
 )
-from atoll.wire.events import Contributor, QuarantinedEvent
+from atoll.wire.events import Contributor
 
 SILENT: Final = "the event log does not tell"
 LATEST: Final = 10
@@ -137,36 +137,36 @@ def contribution_story(history: History, line: RoundLine, share: Contributor) ->
         f"trained {share.tokens:,} tokens in {share.steps:,} steps"
         + (f" of {share.step_s:.3g} s" if share.step_s else ""),
         f"was asked for by {cause}",
-        _uploaded(share),
-        f"reached {line.shard} {_after(share.arrived_s)}"
+        _describe_upload(share),
+        f"reached {line.shard} {_beside_call(share.arrived_s)}"
         if share.arrived_s is not None
         else f"when it arrived, {SILENT}",
-        _damped(line, share),
-        _corrected(share),
-        _agreed(share),
+        _describe_weight(line, share),
+        _describe_correction(share),
+        _describe_agreement(share),
         f"became part of version {made.version} ({id_of('head', made.fragment, made.version)}) at {clock.at(line.at_s)}",
     ]
     return [push_id(line, share), *(f"  {step}" for step in steps if step)]
 
 
-def _uploaded(share: Contributor) -> str:
+def _describe_upload(share: Contributor) -> str:
     """Return how a contribution came to the broker; one that its manifest carried has no upload of its own."""
     if share.inline:
         late = f", sent {share.upload_s:.3g} s after the push began" if share.upload_s else ""
-        return f"was carried by its manifest ({share.bytes:,} bytes){late}" + _full(share)
+        return f"was carried by its manifest ({share.bytes:,} bytes){late}" + _describe_wait_for_room(share)
     if share.upload_s:
-        return f"was uploaded in {share.upload_s:.3g} s ({share.bytes:,} bytes)" + _full(share)
+        return f"was uploaded in {share.upload_s:.3g} s ({share.bytes:,} bytes)" + _describe_wait_for_room(share)
     return f"how long its upload took, {SILENT}"
 
 
 def refused_story(history: History, learner: str, incarnation: int, fragment: int, push: int) -> list[str]:
     """Return what the event log tells of a contribution that was refused; nothing if it does not know of it."""
+    wanted = id_of("push", learner, incarnation, fragment, push)
     return [
-        f"{refused_id(each.fields)} was refused by {each.who} at {history.clock.at(each.at_s)}: {each.fields.reason}"
+        f"{wanted} was refused by {each.who} at {history.clock.at(each.at_s)}: {each.fields.reason}"
         f"{describe_measure(each.fields)}"
         for each in history.refused
-        if (each.fields.learner, each.fields.incarnation, each.fields.fragment, each.fields.push)
-        == (learner, incarnation, fragment, push)
+        if refused_id(each.fields) == wanted
     ]
 
 
@@ -217,27 +217,27 @@ def _answers(line: RoundLine) -> list[str]:
 def describe_answer(line: RoundLine, share: Contributor) -> str:
     """Return a merged contribution in one line: when it arrived, its upload, its steps, its weight, how it agreed."""
     parts = [
-        f"arrived {_after(share.arrived_s)}" if share.arrived_s is not None else f"arrived: {SILENT}",
+        f"arrived {_beside_call(share.arrived_s)}" if share.arrived_s is not None else f"arrived: {SILENT}",
         f"upload {share.upload_s:.3g} s" if share.upload_s else "",
         f"{share.steps} steps" if share.steps else "",
-        _damped(line, share),
-        _corrected(share),
-        _agreed(share),
+        _describe_weight(line, share),
+        _describe_correction(share),
+        _describe_agreement(share),
     ]
     return f"{push_id(line, share)}: {', '.join(part for part in parts if part)}"
 
 
-def _after(seconds: float | None) -> str:
+def _beside_call(seconds: float | None) -> str:
     if seconds is None:
         return SILENT
     return f"{seconds:.3g} s after the call" if seconds >= 0.0 else f"{-seconds:.3g} s before the call"
 
 
-def _full(share: Contributor) -> str:
+def _describe_wait_for_room(share: Contributor) -> str:
     return f", of which it waited {share.full_s:.3g} s for room at the broker" if share.full_s else ""
 
 
-def _damped(line: RoundLine, share: Contributor) -> str:
+def _describe_weight(line: RoundLine, share: Contributor) -> str:
     total = sum(weight_of(each) for each in line.round.contributors)
     words = f"{weight_of(share) / total:.1%} of the weight" if total else "no weight"
     if not share.age:
@@ -248,7 +248,7 @@ def _damped(line: RoundLine, share: Contributor) -> str:
     return f"{words}, {late} and so damped to {share.staleness_weight:.3g} of its own"
 
 
-def _corrected(share: Contributor) -> str:
+def _describe_correction(share: Contributor) -> str:
     words = []
     if share.corrected:
         lengths = f"length {share.norm or 0:.3g} to {share.corrected_norm or 0:.3g}"
@@ -262,7 +262,7 @@ def _corrected(share: Contributor) -> str:
     return ", ".join(words)
 
 
-def _agreed(share: Contributor) -> str:
+def _describe_agreement(share: Contributor) -> str:
     if share.aligned is None:
         return ""
     beside = "" if share.aligned_with_others is None else f", {share.aligned_with_others:.3g} with the others"
@@ -306,12 +306,10 @@ def learner_story(history: History, learner: str) -> list[str]:
         for each in history.left
         if each.who == learner
     ]
-    lives += [(each.from_s, _gone(each)) for each in absences_of(history) if each.learner == learner]
-    lives += [
-        (each.at_s, f"{each.who} put incarnation {each.fields.incarnation} into quarantine: {_offences(each.fields)}")
-        for each in history.quarantined
-        if each.fields.learner == learner
-    ]
+    lives += [(each.from_s, _describe_absence(each)) for each in absences_of(history) if each.learner == learner]
+    for each in (one for one in history.quarantined if one.fields.learner == learner):
+        why = describe_isolation(each.fields.offences, each.fields.reason)
+        lives.append((each.at_s, f"{each.who} put incarnation {each.fields.incarnation} into quarantine: {why}"))
     told += [f"  {clock.at(at_s)}  {words}" for at_s, words in sorted(lives)] or [f"  when it joined, {SILENT}"]
     if own is None:
         return [*told, "", "no contribution of it was merged", *_refusals(history, learner)]
@@ -351,17 +349,13 @@ def learner_story(history: History, learner: str) -> list[str]:
     return told
 
 
-def _gone(each: LearnerAbsence) -> str:
+def _describe_absence(each: LearnerAbsence) -> str:
     """Return when a learner was gone: the last sign of a life, for how long nothing was heard, and what was lost."""
     told = f"was last heard: incarnation {each.former} left no word; it was gone for {each.gone_s:.3g} s"
     if each.joined_s is None or each.until_s is None:
         return f"{told}, to the end of the event log{each.describe_loss()}"
     joined = f"incarnation {each.heir} began, which joined {each.joined_s - each.until_s:.3g} s later"
     return f"{told}, until {joined}{each.describe_loss()}"
-
-
-def _offences(told: QuarantinedEvent) -> str:
-    return describe_isolation(told.offences, told.reason)
 
 
 def _refusals(history: History, learner: str) -> Sequence[str]:
@@ -390,7 +384,7 @@ def shard_story(history: History, shard: str) -> list[str]:
         *_commits(history, shard),
         "",
         "whom it refused",
-        *_refused(history, shard),
+        *_refused_by_shard(history, shard),
         "",
         "its longest rounds",
         *(f"  {line}" for line in long_rounds(history, shard)),
@@ -437,7 +431,7 @@ def _commits(history: History, shard: str) -> list[str]:
     return [*told, *([f"  and {counted(len(newest) - LATEST, 'more fragment')}"] if len(newest) > LATEST else [])]
 
 
-def _refused(history: History, shard: str) -> list[str]:
+def _refused_by_shard(history: History, shard: str) -> list[str]:
     counts = Counter((each.fields.learner, each.fields.reason) for each in history.refused if each.who == shard)
     told = [
         f"  {counted(count, 'contribution')} of {learner or 'a learner'}: {reason}"
