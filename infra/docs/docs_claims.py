@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
@@ -71,9 +71,9 @@ def row(fields: str, use: str, verified: str, cost: Cost) -> ClaimRow:
     return ClaimRow(tuple(fields.split()), use, verified, cost)
 
 
-def every(schema: Schema, use: str, verified: str, cost: Cost) -> ClaimRow:
-    """Return the row of a struct whose fields are all alike."""
-    return ClaimRow(schema.__struct_fields__, use, verified, cost)
+def every(use: str, verified: str, cost: Cost) -> tuple[ClaimRow, ...]:
+    """Return the one row of a struct whose fields are all alike; it names none."""
+    return (ClaimRow((), use, verified, cost),)
 
 
 S: Final = Subjects("run")
@@ -121,7 +121,7 @@ _SHOWN = "its types and bounds; `event_of` refuses another's name and kind"
 _TOTALS = f"{_SHOWN}; views and reports take what can be since the founding, and cut a farewell to that"
 _SIZES = "the layout of the run record: sizes, slices and digest of what is read"
 
-CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
+_ROWS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
     wire.RunRecord: (
         row("run nonce schema", "tells runs, foundings and wire versions apart", _FOUNDER, Cost.RUN),
         row("layout protocol seed frozen bulk data_blocks", "what all processes do", _FOUNDER, Cost.RUN),
@@ -160,7 +160,7 @@ CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
             Cost.RUN,
         ),
     ),
-    wire.Rebuilt: (every(wire.Rebuilt, "how far learners and readers go back after a rebuild", _FOUNDER, Cost.RUN),),
+    wire.Rebuilt: every("how far learners and readers go back after a rebuild", _FOUNDER, Cost.RUN),
     wire.Head: (
         row(
             "fragment version epoch nonce layout schema",
@@ -182,7 +182,7 @@ CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
         ),
     ),
     wire.Delta: (row("version nonce chunks size_bytes digest", "where a delta is", _SIZES, Cost.RUN),),
-    wire.Included: (every(wire.Included, "for people, replay and the report", _KEY_ONLY, Cost.RUN),),
+    wire.Included: every("for people, replay and the report", _KEY_ONLY, Cost.RUN),
     BlobRef: (
         row(
             "stem chunks size_bytes digest",
@@ -233,7 +233,7 @@ CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
         ),
         row("loss cause_id sent_at_s notes", "for people", "its types and bounds", Cost.NOBODY),
     ),
-    wire.PushNotes: (every(wire.PushNotes, "for people", "its types and bounds", Cost.NOBODY),),
+    wire.PushNotes: every("for people", "its types and bounds", Cost.NOBODY),
     wire.Beat: (
         row(
             "learner incarnation run_nonce schema",
@@ -264,7 +264,7 @@ CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
         row("at_s", "for people", "it is at most the reader's time of its arrival", Cost.CLAIMANT),
         row("tokens_per_s loss overhead lag_versions moved", "for people", "its types and bounds", Cost.NOBODY),
     ),
-    LinkTraffic: (every(LinkTraffic, "for people", "its types and bounds", Cost.NOBODY),),
+    LinkTraffic: every("for people", "its types and bounds", Cost.NOBODY),
     wire.Member: (
         row(
             "learner incarnation nonce schema left",
@@ -285,46 +285,30 @@ CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
         row("ledger closed", "how far the run is, and that it is over", _KEY_ONLY, Cost.RUN),
         row("host pid", "for people", _KEY_ONLY, Cost.NOBODY),
     ),
-    Ledger: (every(Ledger, "how far the run is; fates", _KEY_ONLY, Cost.RUN),),
-    Account: (
-        every(
-            Account,
-            "fates",
-            "both sides of an account are kept by different processes; `settle` compares them",
-            Cost.RUN,
-        ),
+    Ledger: every("how far the run is; fates", _KEY_ONLY, Cost.RUN),
+    Account: every(
+        "fates", "both sides of an account are kept by different processes; `settle` compares them", Cost.RUN
     ),
-    FormerLives: (
-        every(
-            FormerLives,
-            "which lives have a fate, and the fates of all that are over",
-            "the accounts that the shard itself has folded; each fragment's ledger has the part of its fragment",
-            Cost.RUN,
-        ),
+    FormerLives: every(
+        "which lives have a fate, and the fates of all that are over",
+        "the accounts that the shard itself has folded; each fragment's ledger has the part of its fragment",
+        Cost.RUN,
     ),
-    FragmentLedger: (
-        every(
-            FragmentLedger,
-            "which contributions have a fate, and the measures of the judge",
-            f"{_KEY_ONLY}; the digest in the head",
-            Cost.RUN,
-        ),
+    FragmentLedger: every(
+        "which contributions have a fate, and the measures of the judge",
+        f"{_KEY_ONLY}; the digest in the head",
+        Cost.RUN,
     ),
-    SettledPushes: (every(SettledPushes, "which contributions have a fate", "the digest in the head", Cost.RUN),),
-    LearnerReport: (every(LearnerReport, "fates", "the digest in the head", Cost.RUN),),
-    Measure: (every(Measure, "what is too long", "the digest in the head; the shard measured it itself", Cost.RUN),),
-    DataLedger: (
-        every(
-            DataLedger,
-            "who reads which blocks",
-            "`DataLedger.fault`, `fault_at`; the blocks that the run record says; room left in every counter",
-            Cost.OTHERS,
-        ),
+    SettledPushes: every("which contributions have a fate", "the digest in the head", Cost.RUN),
+    LearnerReport: every("fates", "the digest in the head", Cost.RUN),
+    Measure: every("what is too long", "the digest in the head; the shard measured it itself", Cost.RUN),
+    DataLedger: every(
+        "who reads which blocks",
+        "`DataLedger.fault`, `fault_at`; the blocks that the run record says; room left in every counter",
+        Cost.OTHERS,
     ),
-    DataGrant: (
-        every(DataGrant, "who reads which blocks", "a holder that misses its unit trains on with another", Cost.OTHERS),
-    ),
-    DataShare: (every(DataShare, "for people", "its types and bounds", Cost.NOBODY),),
+    DataGrant: every("who reads which blocks", "a holder that misses its unit trains on with another", Cost.OTHERS),
+    DataShare: every("for people", "its types and bounds", Cost.NOBODY),
     wire.Call: (
         row(
             "fragment version attempt schema",
@@ -334,7 +318,7 @@ CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
         ),
         row("run_tokens", "the learning rate between two looks at the leases", "the leases", Cost.RUN),
     ),
-    wire.Verdict: (every(wire.Verdict, "a learner counts a refusal, and says it", _KEY_ONLY, Cost.RUN),),
+    wire.Verdict: every("a learner counts a refusal, and says it", _KEY_ONLY, Cost.RUN),
     wire.Presence: (
         row(
             "name wants owns leaving schema",
@@ -374,8 +358,8 @@ CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
         ),
         row("fields", "for people", "the schema of its kind", Cost.CLAIMANT),
     ),
-    RegionAsk: (every(RegionAsk, "what a region's synchronizer adds up", _KEY_ONLY, Cost.RUN),),
-    WeighedPush: (every(WeighedPush, "what a region's synchronizer adds up", _KEY_ONLY, Cost.RUN),),
+    RegionAsk: every("what a region's synchronizer adds up", _KEY_ONLY, Cost.RUN),
+    WeighedPush: every("what a region's synchronizer adds up", _KEY_ONLY, Cost.RUN),
     RegionAnswer: (
         row(
             "done reason missing schema",
@@ -390,47 +374,35 @@ CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
             Cost.CLAIMANT,
         ),
     ),
-    events.RoundEvent: (every(events.RoundEvent, "report, page, metrics", _SHARD_ONLY, Cost.RUN),),
-    events.Contributor: (every(events.Contributor, "report, page, metrics", _SHARD_ONLY, Cost.RUN),),
-    RoundReasons: (every(RoundReasons, "`atoll why`", _SHARD_ONLY, Cost.RUN),),
-    Opening: (every(Opening, "`atoll why`", _SHARD_ONLY, Cost.RUN),),
-    Names: (every(Names, "`atoll why`", _SHARD_ONLY, Cost.RUN),),
-    GraceWindow: (every(GraceWindow, "`atoll why`", _SHARD_ONLY, Cost.RUN),),
-    events.WaitingEvent: (every(events.WaitingEvent, "`atoll why`", _SHARD_ONLY, Cost.RUN),),
+    events.RoundEvent: every("report, page, metrics", _SHARD_ONLY, Cost.RUN),
+    events.Contributor: every("report, page, metrics", _SHARD_ONLY, Cost.RUN),
+    RoundReasons: every("`atoll why`", _SHARD_ONLY, Cost.RUN),
+    Opening: every("`atoll why`", _SHARD_ONLY, Cost.RUN),
+    Names: every("`atoll why`", _SHARD_ONLY, Cost.RUN),
+    GraceWindow: every("`atoll why`", _SHARD_ONLY, Cost.RUN),
+    events.WaitingEvent: every("`atoll why`", _SHARD_ONLY, Cost.RUN),
     events.RefusedEvent: (row("refusals", "report, page, metrics", _SHARD_ONLY, Cost.RUN),),
-    events.RefusedContribution: (every(events.RefusedContribution, "report, page, metrics", _SHARD_ONLY, Cost.RUN),),
-    events.JunkEvent: (every(events.JunkEvent, "report, page, metrics", _SHARD_ONLY, Cost.RUN),),
-    events.FilledEvent: (every(events.FilledEvent, "page, `why`", _SHARD_ONLY, Cost.RUN),),
-    events.QuarantinedEvent: (every(events.QuarantinedEvent, "status, page, `why`", _SHARD_ONLY, Cost.RUN),),
-    events.ServingEvent: (every(events.ServingEvent, "story, page", _SHARD_ONLY, Cost.RUN),),
-    events.LedgerEvent: (every(events.LedgerEvent, "report, fates", _SHARD_ONLY, Cost.RUN),),
-    events.JoinedEvent: (every(events.JoinedEvent, "its own curve and lives", _SHOWN, Cost.CLAIMANT),),
-    events.RecoveredEvent: (every(events.RecoveredEvent, "its own story", _SHOWN, Cost.CLAIMANT),),
-    events.LeftEvent: (every(events.LeftEvent, "its own curve and sums", _TOTALS, Cost.CLAIMANT),),
-    events.MovedEvent: (every(events.MovedEvent, "its own traffic", _SHOWN, Cost.CLAIMANT),),
-    events.HostedEvent: (
-        every(events.HostedEvent, "traffic and presence of a synchronizer; `why`", _KEY_ONLY, Cost.RUN),
+    events.RefusedContribution: every("report, page, metrics", _SHARD_ONLY, Cost.RUN),
+    events.JunkEvent: every("report, page, metrics", _SHARD_ONLY, Cost.RUN),
+    events.FilledEvent: every("page, `why`", _SHARD_ONLY, Cost.RUN),
+    events.QuarantinedEvent: every("status, page, `why`", _SHARD_ONLY, Cost.RUN),
+    events.ServingEvent: every("story, page", _SHARD_ONLY, Cost.RUN),
+    events.LedgerEvent: every("report, fates", _SHARD_ONLY, Cost.RUN),
+    events.JoinedEvent: every("its own curve and lives", _SHOWN, Cost.CLAIMANT),
+    events.RecoveredEvent: every("its own story", _SHOWN, Cost.CLAIMANT),
+    events.LeftEvent: every("its own curve and sums", _TOTALS, Cost.CLAIMANT),
+    events.MovedEvent: every("its own traffic", _SHOWN, Cost.CLAIMANT),
+    events.HostedEvent: every("traffic and presence of a synchronizer; `why`", _KEY_ONLY, Cost.RUN),
+    events.SampleEvent: every("its own curve and sums", _TOTALS, Cost.CLAIMANT),
+    events.ValidationEvent: every(
+        "the curve of the merged model", "only an evaluator's key may write it", Cost.CLAIMANT
     ),
-    events.SampleEvent: (every(events.SampleEvent, "its own curve and sums", _TOTALS, Cost.CLAIMANT),),
-    events.ValidationEvent: (
-        every(
-            events.ValidationEvent,
-            "the curve of the merged model",
-            "only an evaluator's key may write it",
-            Cost.CLAIMANT,
-        ),
-    ),
-    events.EvaluatedEvent: (
-        every(events.EvaluatedEvent, "a person's own measures", "only an evaluator's key may write it", Cost.CLAIMANT),
-    ),
+    events.EvaluatedEvent: every("a person's own measures", "only an evaluator's key may write it", Cost.CLAIMANT),
     HeadTap: (row("fragment version", "a reason to read the head", "the head", Cost.RUN),),
-    Manifest: (
-        every(
-            Manifest,
-            "a run is rebuilt from it",
-            "its seal: a digest, and where the run has identities the signature of a synchronizer; `oversized`",
-            Cost.RUN,
-        ),
+    Manifest: every(
+        "a run is rebuilt from it",
+        "its seal: a digest, and where the run has identities the signature of a synchronizer; `oversized`",
+        Cost.RUN,
     ),
     Piece: (
         row(
@@ -441,15 +413,15 @@ CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
         ),
     ),
     CheckpointObject: (row("digest size_bytes", "where the bytes are", "size and digest of what was read", Cost.RUN),),
-    RetainedRound: (
-        every(RetainedRound, "a round is made once more", "its seal; the digest of the values that it made", Cost.RUN),
-    ),
-    RetainedFold: (
-        every(RetainedFold, "a round is made once more", "the digest of the values that the round made", Cost.RUN),
-    ),
+    RetainedRound: every("a round is made once more", "its seal; the digest of the values that it made", Cost.RUN),
+    RetainedFold: every("a round is made once more", "the digest of the values that the round made", Cost.RUN),
     Anchor: (row("frame state", "a round is made once more", "their digests", Cost.RUN),),
     SavedEvent: (row("subject event", "a saved run is told", "`event_of` and the schema of its kind", Cost.CLAIMANT),),
-    Voucher: (every(Voucher, "who signed a message", "the signature of the operator's root key", Cost.CLAIMANT),),
+    Voucher: every("who signed a message", "the signature of the operator's root key", Cost.CLAIMANT),
+}
+CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
+    schema: tuple(claim if claim.fields else replace(claim, fields=schema.__struct_fields__) for claim in claims)
+    for schema, claims in _ROWS.items()
 }
 """Every field of every root, and of what is inside."""
 

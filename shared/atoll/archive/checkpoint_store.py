@@ -117,10 +117,7 @@ class CheckpointStore:
         self._seen = {name: seen for name, seen in self._seen.items() if name.path != path}
 
     def retire(self, shard: int, keep: int, origin: str) -> int:
-        """Remove what `keep` complete checkpoints no longer need of one shard's objects; return how many were removed.
-
-        `origin` is the founding that the shard serves. A log line reports what prevents the removal.
-        """
+        """Remove what `keep` complete checkpoints of the founding `origin` do not need of one shard; return their number."""
         found = self._look()
         parts = [seen.part for seen in found if seen.fault is None]
         self._say_what_is_wrong(parts, shard, origin)
@@ -276,11 +273,7 @@ class CheckpointStore:
         return manifests
 
     def newest(self) -> tuple[RunCheckpoint, list[Manifest]]:
-        """Return the newest checkpoint that is complete and undamaged; log a warning for each damaged one.
-
-        Raises:
-            CheckpointError: there is none.
-        """
+        """Return the newest checkpoint that is complete and undamaged; warn of each damaged one."""
         found = self._look()
         checkpoints = checkpoints_of(seen.part for seen in found if seen.fault is None)
         for checkpoint in reversed(checkpoints):

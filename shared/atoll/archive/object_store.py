@@ -199,11 +199,7 @@ class S3Archive:
 def open_archive(url: str) -> ArchiveStore:
     """Return the archive store at `url`: a path (`~` is a home), `file://…` or `s3://bucket/prefix`.
 
-    Nothing is read or made yet.
-
-    Raises:
-        SettingsError: the URL is none of these, or carries a user name or password.
-        ArchiveUnavailable: the object store cannot be used as it is set up.
+    Nothing is read or made yet. Raises `SettingsError` for any other URL, or one with a user name or password.
     """
     url = resolved(url)
     parts = urlsplit(url)
@@ -228,11 +224,7 @@ def open_archive(url: str) -> ArchiveStore:
 
 
 def resolved(url: str) -> str:
-    """Return `url`; a folder as an absolute path, so that it is the same place for every process.
-
-    Raises:
-        SettingsError: it cannot be read as a URL, or names a home that is not there.
-    """
+    """Return `url`; a folder as an absolute path, so that it is the same place for every process."""
     try:
         return str(Path(url).expanduser().absolute()) if url and not urlsplit(url).scheme else url
     except (ValueError, RuntimeError) as error:

@@ -76,13 +76,9 @@ async def rebuild(
 ) -> RebuildOutcome:
     """Make sure that the broker has the run; fragments of shard `first` come first, others may be done by others.
 
-    Streams of tensors that the broker has lost may have `bytes_max` bytes, or what follows from the model. `own_outer` is the
-    outer optimizer that the settings of this process name.
-
-    Raises:
-        SettingsError: the archive's run names code as its outer optimizer that the settings of this process do not name.
-        CheckpointError: the archive holds no complete checkpoint that can be read.
-        ArchiveUnavailable: the archive cannot be reached.
+    Streams of tensors that the broker has lost may have `bytes_max` bytes, or what follows from the model. Raises
+    `SettingsError` if the run names code as its outer optimizer that is not `own_outer`, that of this process's settings;
+    `CheckpointError` if the archive holds no complete checkpoint.
     """
     subjects = Subjects(store.run)
     there = await read_run(bus, subjects)

@@ -85,11 +85,9 @@ class RunReplay:
     """The retained rounds of one founding, replayed; reads from the archive only."""
 
     def __init__(self, rounds: RoundStore, own_outer: str = NESTEROV) -> None:
-        """Read the run record; `own_outer` is the outer optimizer that the settings of this process name.
+        """Read the run record; raise `CheckpointError` if nothing was retained.
 
-        Raises:
-            CheckpointError: nothing was retained.
-            SettingsError: the run's outer optimizer is code that the settings of this process do not name.
+        `own_outer` is the outer optimizer of this process's settings; `SettingsError` if the run's is other code.
         """
         self.rounds = rounds
         self.run: RunRecord = rounds.run()
@@ -107,11 +105,7 @@ class RunReplay:
             yield self._replayed(name, made, fault, standing)
 
     def opened(self, fragment: int, version: int) -> OpenRound:
-        """Return the round that made `version`, open on its base.
-
-        Raises:
-            CheckpointError: it is not retained, or not replayed to the same bits, or what it stands on is not.
-        """
+        """Return the round that made `version`, open on its base; raise `CheckpointError` unless all of it is replayed."""
         standing = _Standing()
         names = [name for name in self.rounds.rounds(fragment) if name.version <= version]
         for name, made, fault in self._chain(names):
@@ -135,11 +129,7 @@ class RunReplay:
         )
 
     def values(self, fragment: int, until_s: float) -> Vector:
-        """Return a fragment's values as the last round before wall time `until_s` made them, by when it was stored.
-
-        Raises:
-            CheckpointError: nothing of the fragment is retained, or it is not replayed to the same bits.
-        """
+        """Return a fragment's values as the last round stored before wall time `until_s` made them; else `CheckpointError`."""
         standing = _Standing()
         values: Vector | None = None
         for name, made, fault in self._chain(self.rounds.rounds(fragment)):

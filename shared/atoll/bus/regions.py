@@ -18,7 +18,7 @@ import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -28,6 +28,7 @@ from atoll.base.parsing import parsed
 from atoll.bus.options import LEAF_PORT, Credentials, bracketed, is_single_address
 from atoll.wire.subjects import HUB, region_name
 
+T = TypeVar("T")
 HUB_DOMAIN: Final = HUB
 REGION_FILE: Final = "region.json"
 _SCHEMES: Final = ("nats", "tls", "nats-leaf")
@@ -107,27 +108,37 @@ def hub_addresses(text: str) -> tuple[str, ...]:
     return found
 
 
+class _KeptRegion(msgspec.Struct):
+    domain: str
+
+
+def read_kept(path: Path, kind: type[T]) -> T | None:
+    """Return what a file in a broker's store says, None without one; raise `EnvironmentFault` if it cannot be read."""
+    try:
+        return parsed(read_file(path, DOCUMENT_BYTES_MAX), kind)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise EnvironmentFault(f"{path} cannot be read", got=error, todo="restore it") from error
+
+
 def domain_of(store_dir: Path, wanted: str | None) -> str:
     """Return the domain of the leaf with this store: the one it had, else `wanted`, else a new one; it is kept there.
 
-    Raises:
-        SettingsError: `wanted` cannot be a domain, or is another one than the store's.
-        EnvironmentFault: the store cannot be used.
+    Raises `SettingsError` if `wanted` cannot be a domain, or is another one than the store's; `EnvironmentFault` if the store
+    cannot be used.
     """
     if wanted is not None:
         region_name(wanted, "correct --region")
-    kept = store_dir / REGION_FILE
-    try:
-        there = parsed(read_file(kept, DOCUMENT_BYTES_MAX), dict[str, str])["domain"]
-    except FileNotFoundError:
-        there = wanted or f"region-{secrets.token_hex(4)}"
+    path = store_dir / REGION_FILE
+    kept = read_kept(path, _KeptRegion)
+    there = kept.domain if kept is not None else wanted or f"region-{secrets.token_hex(4)}"
+    if kept is None:
         try:
             store_dir.mkdir(parents=True, exist_ok=True)
-            write_whole(kept, json.dumps({"domain": there}).encode())
+            write_whole(path, json.dumps({"domain": there}).encode())
         except OSError as error:
-            raise EnvironmentFault("the broker's directory cannot be used", got=f"{kept}: {error.strerror}") from error
-    except (msgspec.MsgspecError, LookupError, OSError) as error:
-        raise EnvironmentFault(f"{kept} cannot be read", got=error, todo="restore it") from error
+            raise EnvironmentFault("the broker's directory cannot be used", got=f"{path}: {error.strerror}") from error
     if wanted not in (None, there):
         raise SettingsError(
             "this directory is of another region",

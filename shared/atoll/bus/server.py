@@ -52,12 +52,11 @@ from atoll.base.errors import (
     StorageFull,
     is_full,
 )
-from atoll.base.files import DOCUMENT_BYTES_MAX, hold, read_file, write_whole
-from atoll.base.parsing import parsed
+from atoll.base.files import hold, write_whole
 from atoll.base.quantities import ID, ID_IN_WORDS
 from atoll.bus.nats.provision import VERSION_MIN
 from atoll.bus.options import bracketed, is_single_address
-from atoll.bus.regions import ServerLink, include_line, pings
+from atoll.bus.regions import ServerLink, include_line, pings, read_kept
 
 RELOADED: Final = "Reloaded server configuration"
 RELOAD_FAILED: Final = "Failed to reload server configuration"
@@ -413,12 +412,7 @@ class EmbeddedBroker:
                     todo="start it as that node (`atoll broker --cluster`), or choose another directory",
                 )
             return
-        try:
-            there = parsed(read_file(kept, DOCUMENT_BYTES_MAX), dict[str, str])
-        except FileNotFoundError:
-            there = {}
-        except (OSError, msgspec.MsgspecError) as error:
-            raise EnvironmentFault(f"{kept} cannot be read", got=error, todo="restore it") from error
+        there = read_kept(kept, dict[str, str]) or {}
         if not there and not (self.store_dir / "js").exists():
             write_whole(kept, json.dumps(ours).encode())
         elif there != ours:
@@ -630,24 +624,24 @@ def node_store(store_dir: Path, node: int) -> Path:
     return store_dir / f"node-{node}"
 
 
+class _KeptCluster(msgspec.Struct):
+    name: str
+    nodes: int
+
+
 def planned_nodes(store_dir: Path, nodes: int = 0) -> list[ClusterNode]:
     """Return the nodes of the cluster in `store_dir`, or of a new one of so many; their ports are free at this moment.
 
     The ports may be others the next time: nodes know each other by name.
     """
-    kept = store_dir / CLUSTER_FILE
-    try:
-        cluster = parsed(read_file(kept, DOCUMENT_BYTES_MAX), dict[str, str | int])
-        name, nodes = str(cluster["name"]), int(cluster["nodes"])
-    except FileNotFoundError:
-        name = f"atoll-{secrets.token_hex(4)}"
+    cluster = read_kept(store_dir / CLUSTER_FILE, _KeptCluster)
+    if cluster is None:
+        cluster = _KeptCluster(f"atoll-{secrets.token_hex(4)}", nodes)
         store_dir.mkdir(parents=True, exist_ok=True)
-        write_whole(kept, json.dumps({"name": name, "nodes": nodes}).encode())
-    except (OSError, msgspec.MsgspecError, LookupError, ValueError) as error:
-        raise EnvironmentFault(f"{kept} cannot be read", got=error, todo="restore it") from error
-    ports = _free_ports(nodes)
+        write_whole(store_dir / CLUSTER_FILE, msgspec.json.encode(cluster))
+    ports = _free_ports(cluster.nodes)
     return [
-        ClusterNode(name, number, port, tuple(f"nats://127.0.0.1:{other}" for other in ports if other != port))
+        ClusterNode(cluster.name, number, port, tuple(f"nats://127.0.0.1:{other}" for other in ports if other != port))
         for number, port in enumerate(ports, 1)
     ]
 

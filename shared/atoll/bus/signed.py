@@ -205,11 +205,7 @@ class SignedBus(ForwardingBus):
         return bool(founding) and self._founding.nonce != founding
 
     async def _look(self, *, live: bool) -> None:
-        """Read the run record, if there is one, for a message that may be only `live`, within `LOOK_S`.
-
-        Raises:
-            BrokerUnavailable: it cannot be read now.
-        """
+        """Read the run record, if there is one; raise `BrokerUnavailable` if it cannot be read, for a `live` message soon."""
         record = self.get_record(self._subjects.run_record)
         try:
             await (bounded(record, LOOK_S) if live else record)

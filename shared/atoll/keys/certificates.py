@@ -73,11 +73,7 @@ def new_authority(name: str) -> Certified:
 
 
 def broker_certificate(authority: Certified, hosts: Sequence[str], days: int = BROKER_DAYS) -> Certified:
-    """Return a broker's certificate for `hosts` (names and IP addresses), signed by `authority`.
-
-    Raises:
-        ValueError: the authority's parts are not PEM, do not fit each other, or its key is not one for elliptic curves.
-    """
+    """Return a broker's certificate for `hosts`; raise `ValueError` if the `authority` is damaged, or its key another kind."""
     key = ec.generate_private_key(ec.SECP256R1())
     signer = _key_of(authority)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):

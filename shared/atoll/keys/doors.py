@@ -112,13 +112,7 @@ def inbox(key: str) -> str:
 def doors(entrants: Sequence[Entrant], certificate: Path, key: Path, domain: str = "") -> str:
     """Return the part of nats-server's configuration that lets exactly `entrants` in, over TLS.
 
-    At the leaf of a region, the region's own identity is among them, for its keeper.
-
-    Args:
-        entrants: who may enter.
-        certificate: the broker's certificate (PEM), as the server finds it.
-        key: its private key (PEM).
-        domain: that of the leaf's JetStream, if the broker is the leaf of a region.
+    At the leaf of a region, whose JetStream has the `domain`, the region's own identity is among them, for its keeper.
     """
     isolated = _isolated_entrants(entrants, at_hub=not domain)
     trusted = [one for one in entrants if one.kind not in ISOLATED and (domain or one.kind != "region")]
@@ -133,14 +127,7 @@ def doors(entrants: Sequence[Entrant], certificate: Path, key: Path, domain: str
 
 
 def routes(certificate: Path, key: Path, authority: Path, pinned: str) -> str:
-    """Return the part of a cluster's block that lets in exactly those nodes that hold `key`.
-
-    Args:
-        certificate: the broker's certificate (PEM), the same for all nodes.
-        key: its private key (PEM).
-        authority: the certificate (PEM) of who signed it.
-        pinned: the pin of the certificate (`atoll.keys.certificates.pin`).
-    """
+    """Return the part of a cluster's block that lets in exactly those nodes that hold the `key` of the `pinned` certificate."""
     # The authority may be one that signs for many. The pin keeps out what else it has signed.
     only = f"ca_file: {_text(authority)}, verify: true, pinned_certs: [{_text(pinned)}]"
     return _tls(certificate, key, only)
@@ -152,13 +139,7 @@ def leaves(certificate: Path, key: Path) -> str:
 
 
 def remote(hubs: Sequence[str], seed: str, authority: Path) -> str:
-    """Return the part of a leaf's block that says where its hub is, and who it is there; it holds a secret.
-
-    Args:
-        hubs: addresses of the hub's port for leaves.
-        seed: secret half of the region's key, as an nkey seed.
-        authority: the certificate (PEM) of who vouches for the hub.
-    """
+    """Return the part of a leaf's block that says where its hub is, and who it is there; it holds a secret, the nkey `seed`."""
     who = f"account: {CORE}, nkey: {_text(seed)}, tls {{ ca_file: {_text(authority)}, timeout: {TLS_TIMEOUT_S} }}"
     return f"remotes: [{{ urls: {_list(hubs)}, compression: off, {who} }}]\n"
 
@@ -280,11 +261,9 @@ def _services(rights: Rights) -> tuple[str, ...]:
 
 
 def _users(trusted: Iterable[Entrant]) -> list[str]:
-    """Return the users of the core account; an operator has every right, and hears no inbox but its own.
+    """Return the users of the core account: operators, who hear no inbox but their own, synchronizers, a region at its leaf.
 
     Synchronizers may answer each other, once each question: a shard asks the synchronizer of a region.
-
-    A region is among them at its own leaf, where it has every right.
     """
     users = []
     for one in trusted:

@@ -126,12 +126,7 @@ def write_secret(path: Path, text: str) -> None:
 
 
 def read_identity(path: Path) -> HeldIdentity:
-    """Return the identity in a file.
-
-    Raises:
-        SettingsError: there is no such file, others may read it, or it is no identity.
-        EnvironmentFault: it cannot be read.
-    """
+    """Return the identity in a file; raise `SettingsError` if there is none, or others may read it."""
     try:
         with opened_file(path) as file:
             mode = os.fstat(file.fileno()).st_mode

@@ -62,13 +62,10 @@ class LockedDoor:
         hub: bool = False,
         region: LockedRegion | None = None,
     ) -> None:
-        """Read the roll and write the doors.
+        """Read the roll and write the doors, also those between nodes for a `node`, and for leaves if it is a `hub` of regions.
 
-        Those between nodes too if the broker is a `node` of a cluster, those for leaves if it is a `hub` of regions. The leaf
-        of a `region` lets in who is isolated, of that run: of premergers its own, of learners none that is elsewhere.
-
-        Raises:
-            SettingsError: the folder holds no keys, or a roll or a certificate that cannot be used.
+        The leaf of a `region` lets in who is isolated, of that run: of premergers its own, of learners none that is elsewhere.
+        Raises `SettingsError` if the folder holds no keys, or a roll or a certificate that cannot be used.
         """
         self._folder = folder
         self._store = store.absolute()
@@ -109,10 +106,7 @@ class LockedDoor:
         return ends_at_s(self._shown.certificate) - now_s
 
     def has_changed(self) -> bool:
-        """Return whether the server must read its configuration again, which is then written.
-
-        A file that cannot be used changes nothing: a mistake of the operator must not open or close the door.
-        """
+        """Return whether the server must read its configuration again, which is then written."""
         now_s, stamp = time.time(), self._stamps()
         self._mind_certificate(now_s)
         self._mind_keys(now_s)

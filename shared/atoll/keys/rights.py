@@ -156,8 +156,7 @@ def region_hears(rights: Rights) -> tuple[str, ...]:
 def at_leaf(run: str, rights: Rights, domain: str) -> Rights:
     """Return the rights that an identity has at the leaf of a region, where the run's streams are behind `HUB_DOMAIN`.
 
-    It may also read the mirror, and leave in the outbox what it may send. A learner may let the chunks of its contributions
-    stay there, and who reads contributions at the hub reads those that stay.
+    It may also read the mirror, leave in the outbox what it may send, and let the chunks of its contributions stay there.
     """
     s = Subjects(run)
     later = tuple(s.outbox(domain, subject) for subject in rights.stores if _may_wait(s, subject))
@@ -268,10 +267,8 @@ def _learner(run: str, name: str, *, founds: bool) -> Rights:
 def _region(run: str, name: str, *, founds: bool) -> Rights:
     """Return what all learners, readers and evaluators of a run and the premerger of region `name` may do together.
 
-    Without the reading of contributions: those that the premerger reads are at the leaf. And it may copy the global stream.
-
-    The hub tells a leaf of a subscription only if the leaf may send on all that it covers. So what streams keep is whole
-    subtrees here, as the streams keep them.
+    It reads no contributions, which are at the leaf, and may copy the global stream. The hub tells a leaf of a subscription
+    only if the leaf may send on all that it covers, so what streams keep is whole subtrees here.
     """
     learner, evaluator = _learner(run, "*", founds=founds), rights_of("evaluator", run, "*")
     premerger, stream, s = _premerger(run, name), _stream(run, "GL"), Subjects(run)

@@ -77,11 +77,7 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RollEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One identity of the roll; a revoked one has no keys and keeps its name.
-
-    A field that nobody has set is not written: a broker of a former release refuses an entry with a field that it does not
-    know.
-    """
+    """One identity of the roll; a revoked one has no keys and keeps its name."""
 
     name: str
     kind: Kind
@@ -140,8 +136,7 @@ class RollStamp:
     """Stamp of the roll that a broker follows: its last change, in whole seconds since the epoch, and a digest of its entries.
 
     A roll is copied to the machine of every node, and a copy may be forgotten. So each server reports the stamp of its roll,
-    and the version of Atoll that has started it, as tags. The roll with the later change is the newer one (an empty
-    one has 0), and the digest tells two rolls apart that were changed at one time. Rolls of older versions have a stamp, too.
+    and the version of Atoll that has started it, as tags. The digest tells two rolls apart that were changed at one time.
     """
 
     changed_s: int
@@ -222,11 +217,7 @@ class KeyFolder:
         return self.path / ROLL
 
     def create(self, hosts: Sequence[str], now_s: float) -> Path:
-        """Make the folder, an authority, a broker's certificate for `hosts` and an operator; return the operator's identity.
-
-        Raises:
-            SettingsError: the folder holds keys already, or a host is neither a name nor an address.
-        """
+        """Make the folder, an authority, a broker's certificate for `hosts` and an operator; return the operator's identity."""
         check_hosts(hosts)
         if self.roll_path.exists():
             raise SettingsError(
@@ -250,11 +241,7 @@ class KeyFolder:
             self._write_certified("broker", self.certified(hosts))
 
     def certified(self, hosts: Sequence[str]) -> Certified:
-        """Return a new certificate of a broker at `hosts`, signed by this folder's authority; nothing is written.
-
-        Raises:
-            SettingsError: a host is neither a name nor an address, or the authority is missing or cannot sign.
-        """
+        """Return a new certificate of a broker at `hosts`, signed by this folder's authority; nothing is written."""
         check_hosts(hosts)
         authority = Certified(self._authority(), self._text(AUTHORITY_KEY))
         try:
@@ -268,11 +255,7 @@ class KeyFolder:
             ) from None
 
     def read(self) -> Roll:
-        """Return the roll.
-
-        Raises:
-            SettingsError: there is none, or it is damaged.
-        """
+        """Return the roll; raise `SettingsError` if there is none, or it is damaged."""
         try:
             return parsed(read_file(self.roll_path, TEXT_BYTES_MAX), Roll)
         except FileNotFoundError:
@@ -291,11 +274,7 @@ class KeyFolder:
             ) from error
 
     def shown(self, now_s: float, *, node: bool = False) -> Shown:
-        """Return what the broker shows at its door, and to the others if it is a `node` of a cluster.
-
-        Raises:
-            SettingsError: a file is missing, a server cannot show the certificate, or it is none for nodes.
-        """
+        """Return what the broker shows at its door, and to the others if it is a `node`; raise `SettingsError` if it cannot."""
         certificate, key = self._text(self.certificate_path.name), self._text(self.key_path.name)
         try:
             check_shown(Certified(certificate, key), now_s)
@@ -334,11 +313,7 @@ class KeyFolder:
         until_s: float = 0.0,
         region: str = "",
     ) -> Path:
-        """Let a new identity in and return the file that makes its holder that one; `region` says where a learner is.
-
-        Raises:
-            SettingsError: the name or run cannot be part of a subject, the name is taken or reserved, or the place is none.
-        """
+        """Let a new identity in and return the file that makes its holder that one; `region` says where a learner is."""
         run = EVERY_RUN if kind == "operator" else run
         check_name(kind, run, name)
         check_place(kind, region)
@@ -356,11 +331,7 @@ class KeyFolder:
     def rotate(
         self, name: str, run: str, now_s: float, *, overlap_s: float, until_s: float = 0.0, readmit: bool = False
     ) -> Path:
-        """Give an identity a new key and return its file; former keys end after `overlap_s`.
-
-        Raises:
-            SettingsError: there is none of this name, or it is revoked and nobody said `readmit`.
-        """
+        """Give an identity a new key and return its file; former keys end after `overlap_s`."""
         with self._changing():
             roll, entry = self._found(name, run)
             if entry.revoked_at_s and not readmit:
@@ -379,11 +350,7 @@ class KeyFolder:
             return self._issue(roll, msgspec.structs.replace(entry, keys=kept, revoked_at_s=0.0), now_s, until_s)
 
     def move(self, name: str, run: str, region: str, now_s: float) -> None:
-        """Say where a learner is from now on: in a region, at the `HUB`, or with "" that nobody knows.
-
-        Raises:
-            SettingsError: there is none of this name, it is no learner, or there is no such place.
-        """
+        """Say where a learner is from now on: in a region, at the `HUB`, or with "" that nobody knows."""
         with self._changing():
             roll, entry = self._found(name, run)
             check_place(entry.kind, region)
@@ -528,12 +495,9 @@ def ensure(
 ) -> None:
     """Make the folder of keys, and the identities of a run that are not on its roll yet; `kinds` by name.
 
-    Those learners may found the run that `founders` names, themselves or through their region; without it all may, and any may
-    be first. `regions` says of learners where they are, also of those that are on the roll. An identity that was revoked stays
-    so.
-
-    Raises:
-        SettingsError: a name is on the roll as another kind.
+    Those learners may found the run that `founders` names, themselves or through their region; without it all may. `regions`
+    says of learners where they are, also of those on the roll. An identity that was revoked stays so. Raises `SettingsError`
+    if a name is on the roll as another kind.
     """
     now_s = time.time()
     if not folder.roll_path.exists():
@@ -558,8 +522,6 @@ def hand_out(
     """Copy each identity of a run into its holder's folder, and doors into those of brokers; return the files that changed.
 
     `regions` says by which hosts the broker of each region is reached.
-
-    Raises `SettingsError` for a name that the broker's folder has, and for a host that can be none.
     """
     changed = hand_out_identities(folder, run, names, into)
     for name, hosts in (regions or {}).items():
@@ -607,10 +569,7 @@ def hand_out_door(folder: KeyFolder, into: Path) -> list[Path]:
 
 
 def hand_out_region_door(folder: KeyFolder, name: str, hosts: Sequence[str], into: Path) -> list[Path]:
-    """Have a door in the folder of a region whose broker is reached at `hosts`, and on its machine; return what changed.
-
-    Raises `SettingsError` for a host that is neither a name nor an address.
-    """
+    """Have a door in the folder of a region whose broker is reached at `hosts`, and on its machine; return what changed."""
     door, hosts = KeyFolder(_place(into / name)), tuple(dict.fromkeys((*hosts, *LOOPBACK)))
     changed = _copy(folder.authority_path, door.path)
     if changed or not _serves(door, hosts):

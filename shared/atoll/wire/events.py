@@ -482,12 +482,9 @@ def writers_named(name: str) -> frozenset[EventWriter]:
 
 
 def event_of(subject: str, data: bytes, stored_s: float | None = None) -> Event:
-    """Return the event in `data`, as it was stored or heard on `subject`, which may be that of a tap.
+    """Return the event in `data`, stored or heard on `subject`, also that of a tap; raise `PeerMisbehaved` for a forgery.
 
     Its `at_s` is what `stored_s` bears out, the broker's time of storage: not after it, and at most `STORING_S_MAX` before.
-
-    Raises:
-        PeerMisbehaved: it is no event, it stands under a kind or a name that is not its own, or its writer writes no such kind.
     """
     log, kind, who = ["", "", "", *subject.split(".")][-3:]
     if log != "ev":
@@ -509,8 +506,7 @@ def event_of(subject: str, data: bytes, stored_s: float | None = None) -> Event:
 class Repeats:
     """Recent events of a reader, so that it takes an event once although it was stored twice.
 
-    A writer that heard no answer stores its event again, with the same bytes; a broker that remembers ids for long would drop
-    the second, and could be made to remember without end (`atoll.bus.streams`).
+    A writer that heard no answer stores its event again, with the same bytes, and no broker remembers ids for long.
     """
 
     def __init__(self) -> None:

@@ -199,9 +199,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 class PushNotes(msgspec.Struct, frozen=True, omit_defaults=True):
     """Notes of a learner on a push, for people: how long things took on its side. No rule of the protocol reads it.
 
-    The shard copies the notes into the `round` event (`atoll.wire.events`), and `atoll why` puts them into words. They
-    are claims of the learner. Durations are by its own monotonic clock, so no difference between two clocks is in them. Zeros
-    stand for "not noted".
+    They are claims of the learner. Durations are by its own monotonic clock. Zeros stand for "not noted".
 
     Attributes:
         adopted_at_s: when the learner began its local interval on the base version, in seconds since the Unix epoch.
@@ -398,11 +396,9 @@ RECORDS: Final = (RunRecord, Head, Member, Lease, DataLedger)
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """Return `message` as compact JSON. A message that becomes a record is decoded once more first.
+    """Return `message` as compact JSON; raise `ProtocolMisuse` for a record that `decode` does not take.
 
-    Raises:
-        ProtocolMisuse: `decode` does not take it. A record that no process can read is worse than no record: everybody
-            waits for it, and no restart helps.
+    A record that no process can read is worse than no record: everybody waits for it, and no restart helps.
     """
     data = msgspec.json.encode(message)
     if len(data) > DOCUMENT_BYTES_MAX:

@@ -102,10 +102,6 @@ async def count_by_subject(jetstream: JetStream, stream: str, subject_filter: st
     """Return how many messages a stream keeps of each subject; of none, if it keeps no more than `more_than` in all.
 
     A broker names 100,000 subjects at once, and the first so many will do: each that has stored more is among them.
-
-    Raises:
-        Unanswered: the broker is silent.
-        ApiRefusal, AccessDenied: it has no such stream, or we may not ask.
     """
     where = f"{jetstream.root}.STREAM.INFO.{stream}"
     answer = await jetstream.request(where, b"")
@@ -143,11 +139,7 @@ def _count(value: object) -> int:
 
 
 async def node_statuses(connection: Connection, wait_s: float) -> list[NodeStatus]:
-    """Return what the nodes of a locked broker say of themselves, by name; wait for more of them for `wait_s` at most.
-
-    Raises:
-        SettingsError: the broker knows no such question.
-    """
+    """Return what the nodes of a locked broker say of themselves, by name, as `ManagingBus.nodes`."""
     answers: asyncio.Queue[Msg] = asyncio.Queue(NODES_MAX)
     inbox = connection.admission.inbox()
 

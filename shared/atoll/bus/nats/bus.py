@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from itertools import islice, repeat
 
 from nats.aio.msg import Msg
@@ -32,7 +32,7 @@ from atoll.bus.nats.administration import (
 )
 from atoll.bus.nats.connection import Connection, report_waiting
 from atoll.bus.nats.consumers import QueueConsumer, open_consumer
-from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream, last_record, last_records, put_record, walk
+from atoll.bus.nats.jetstream_api import JetStream, last_record, last_records, public_errors, put_record, walk
 from atoll.bus.nats.provision import check_broker, fit, keep_live_stream, keep_together, provision, switch_taps
 from atoll.bus.options import ADDRESSES, DEFAULTS, BusOptions, is_address
 from atoll.bus.streams import (
@@ -156,11 +156,11 @@ class JetStreamBus:
         return await self._connection.call(stored_runs(self._jetstream))
 
     async def stream_states(self) -> list[StreamState]:
-        with _public("the broker does not say how full its streams are"):
+        with public_errors(self._subjects.run, "the broker does not say how full its streams are"):
             return await self._connection.call(stream_states(self._jetstream, self._plans))
 
     async def nodes(self, wait_s: float) -> list[NodeStatus]:
-        with _public("the broker does not say what its nodes are"):
+        with public_errors(self._subjects.run, "the broker does not say what its nodes are"):
             return await self._connection.call(node_statuses(self._connection, wait_s))
 
     async def remove_run(self) -> int:
@@ -240,14 +240,14 @@ class JetStreamBus:
 
     async def count_stored(self, subject_filter: str, *, more_than: int) -> StoredCounts:
         plan = stream_of(self._plans, subject_filter)
-        with _public("the broker does not say what it keeps", subject_filter):
+        with public_errors(subject_filter, "the broker does not say what it keeps"):
             return await self._connection.call(count_by_subject(self._jetstream, plan.name, subject_filter, more_than))
 
     async def purge(self, subject_filter: str, *, keep: int = 0) -> int:
         plan = stream_of(self._plans, subject_filter)
         which = {"filter": subject_filter, **({"keep": keep} if keep else {})}
         purge = self._jetstream.api(f"STREAM.PURGE.{plan.name}", which)
-        with _public("the broker does not say what it has purged", subject_filter):
+        with public_errors(subject_filter):
             answer = await self._connection.call(purge)
         purged = answer.get("purged")
         return purged if isinstance(purged, int) else 0
@@ -338,7 +338,7 @@ class JetStreamBus:
             self.stats.bytes_down += len(message.data)
             feed.push(CoreMessage(message.subject, message.data, message.reply or None, message.headers or {}))
 
-        with _public("cannot listen", todo="check that the broker runs"):
+        with public_errors(subject_filter, "cannot listen"):
             return connection, await connection.subscribe(subject_filter, on_message)
 
     async def _hush(self, feed: BufferedSubscription) -> None:
@@ -371,14 +371,3 @@ class JetStreamBus:
                 feed.end()
         finally:
             await self._connection.stop()
-
-
-@contextlib.contextmanager
-def _public(what: str, subject: str = "", todo: str | None = None) -> Iterator[None]:
-    """Raise what a caller of the bus knows in place of what JetStream answers, or does not answer."""
-    try:
-        yield
-    except Unanswered as reason:
-        raise BrokerUnavailable(what, got=str(reason), todo=todo) from reason
-    except ApiRefusal as reason:
-        raise reason.public(subject) from reason

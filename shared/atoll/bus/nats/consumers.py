@@ -30,8 +30,8 @@ from atoll.bus.nats.jetstream_api import (
     JetStream,
     JetStreamPatience,
     newest_sequence,
+    public_errors,
     read_field,
-    unavailable,
 )
 
 _NS = 1_000_000_000
@@ -336,12 +336,10 @@ async def open_consumer(
         },
         takeover=takeover,
     )
-    try:
+    with public_errors(subject_filter):
         if takeover:
             await _remove_readers(jetstream, stream, subject_filter)
         await consumer.create()
-    except Unanswered as reason:
-        raise unavailable(subject_filter, 0.0, reason) from reason
     return consumer
 
 

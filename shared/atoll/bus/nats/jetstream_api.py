@@ -17,9 +17,10 @@ that matches. A copy stores in order, so one that has that message has all befor
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -114,6 +115,17 @@ def unavailable(subject: str, waited_s: float, reason: object) -> BrokerUnavaila
     )
 
 
+@contextlib.contextmanager
+def public_errors(subject: str, silence: str = "") -> Iterator[None]:
+    """Raise what a caller of the bus knows in place of what JetStream refuses, or does not answer: then `silence`."""
+    try:
+        yield
+    except ApiRefusal as reason:
+        raise reason.public(subject) from reason
+    except Unanswered as reason:
+        raise BrokerUnavailable(silence, got=reason) if silence else unavailable(subject, 0.0, reason) from reason
+
+
 class JetStreamPatience:
     """The pauses of `atoll.base.retry`, with jitter, up to `total_s` (or `full_s` while the stream is full).
 
@@ -124,11 +136,9 @@ class JetStreamPatience:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._lost = connection.lost
-        self._here_s = connection.loop.time()
         self._options = connection.options
-        self._stats = connection.stats
         self._loop = connection.loop
-        self._began = self._loop.time()
+        self._began = self._here_s = self._loop.time()
         self._pause_max_s = _PAUSE_MAX_S if connection.nodes == 1 else _PAUSE_OF_NODES_MAX_S
         self.attempts = 0
 
@@ -140,7 +150,7 @@ class JetStreamPatience:
                 raise reason.public(subject) from reason
         elif waited_s >= self._options.total_s:
             raise unavailable(subject, waited_s, reason) from reason
-        self._stats.retries += 1
+        self._connection.stats.retries += 1
         self.attempts += 1
         await self._leave(isinstance(reason, ApiRefusal) and reason.is_full)
         await asyncio.sleep(pause_s(self.attempts, _PAUSE_FIRST_S, self._pause_max_s, jitter=0.5))

@@ -35,8 +35,8 @@ from atoll.bus.nats.jetstream_api import (
     STREAM_EXISTS,
     ApiRefusal,
     JetStream,
+    public_errors,
     read_field,
-    unavailable,
 )
 from atoll.bus.regions import is_region
 from atoll.bus.streams import StreamPlan, live_plan
@@ -211,15 +211,11 @@ async def fit(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefix: str) 
 
 
 async def _update(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) -> bool:
-    try:
+    with public_errors(name):
         found = read_field(await jetstream.api(f"STREAM.INFO.{name}"), dict[str, Any], "config")
         if not differences(wanted, found):
             return False
         await jetstream.api(f"STREAM.UPDATE.{name}", {**found, **wanted})
-    except ApiRefusal as reason:
-        raise reason.public(name) from reason
-    except Unanswered as reason:
-        raise unavailable(name, 0.0, reason) from reason
     return True
 
 
@@ -250,14 +246,11 @@ async def _create(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) ->
 
 
 async def _is_there(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) -> bool:
-    try:
-        found = read_field(await jetstream.api(f"STREAM.INFO.{name}"), dict[str, Any], "config")
-    except Unanswered as reason:
-        raise unavailable(name, 0.0, reason) from reason
-    except ApiRefusal as reason:
-        if reason.err_code == NO_STREAM:
+    with public_errors(name):
+        answer = await jetstream.stream_info(name)
+        if answer is None:
             return False
-        raise reason.public(name) from reason
+        found = read_field(answer, dict[str, Any], "config")
     # Bounds, more copies than we need, and whether taps have bodies are the first founder's; shard 0 fits the rest.
     copies = max(int(found.get("num_replicas") or 1), int(wanted["num_replicas"]))
     bounds = {**{each: found.get(each) for each in ("max_bytes", "max_consumers")}, "num_replicas": copies}

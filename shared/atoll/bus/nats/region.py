@@ -34,7 +34,7 @@ from atoll.base.errors import BlobGone, BrokerUnavailable, RunReplaced
 from atoll.base.logs import get
 from atoll.base.retry import Unanswered
 from atoll.bus.interface import ForwardingBus
-from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream, newest_sequence, read_field
+from atoll.bus.nats.jetstream_api import JetStream, newest_sequence, public_errors, read_field
 from atoll.bus.streams import outbox_plan, stream_of, stream_plan
 from atoll.wire.blobs import Download, Upload, whole
 
@@ -98,10 +98,8 @@ class RegionBus(ForwardingBus):
             return self._is_kept
 
     async def _stream_info(self, stream: str) -> dict[str, Any]:
-        try:
+        with public_errors(stream):
             return await self._near.stream_info(stream) or {}
-        except ApiRefusal as reason:
-            raise reason.public(stream) from reason
 
     async def _mirror(self) -> MirrorState | None:
         answer = await self._stream_info(self._global)
