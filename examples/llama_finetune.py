@@ -29,8 +29,7 @@ from safetensors.flax import save_file
 import atoll  # atoll
 from atoll.protocol.settings import ProtocolSettings  # atoll
 from atoll_learner.data.tokenizer import BPE_FILE, BpeTokenizer, ByteTokenizer
-from atoll_learner.export import first_values
-from atoll_learner.hugging_face import GENERATION
+from atoll_learner.export import GENERATION, first_values
 from atoll_learner.model import make_forward
 from atoll_learner.model_config import CONFIG
 from atoll_learner.model_settings import model_settings

@@ -75,8 +75,8 @@ def run_baseline(request: Request) -> None:
     work = prepare_work(settings)
     limit_threads(settings.learner.threads)
 
-    from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415  (JAX only after the thread limits are set)
     from atoll_learner.export import save_safetensors  # noqa: PLC0415
+    from atoll_learner.train import enable_compile_cache  # noqa: PLC0415  (JAX only after the thread limits are set)
     from benchmarks.baselines.lockstep import report_of, train_baseline  # noqa: PLC0415
 
     enable_compile_cache(settings.learner.compile_cache)

@@ -35,12 +35,12 @@ from atoll.model.layout import plan_layout
 from atoll.model.pytrees import describe, gather
 from atoll.protocol.round import token_weight
 from atoll.settings import Settings
-from atoll_learner.data.batches import BatchReader
 from atoll_learner.export import first_values
+from atoll_learner.feed import BatchReader
 from atoll_learner.model import Params, embedding_rules
 from atoll_learner.process import LearnerWork
-from atoll_learner.schedule import learning_rate
 from atoll_learner.train import init_optimizer, make_evaluator, make_step
+from atoll_learner.train_settings import learning_rate
 
 Batch = npt.NDArray[np.int32]
 Method = Literal["data-parallel", "diloco"]

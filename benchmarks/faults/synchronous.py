@@ -41,8 +41,8 @@ from atoll.local.processes import ChildPlan, ProcessGroup
 from atoll.local.run_settings import without_settings
 from atoll.settings.sections import DataSettings
 from atoll.wire.subjects import Subjects
-from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.shards import TokenShards
+from atoll_learner.feed import BatchReader
 from atoll_learner.model_settings import model_settings
 from atoll_learner.process import limit_threads
 from atoll_learner.train_settings import train_settings
@@ -321,9 +321,8 @@ def compile_program(corpus: Path, cache: Path, seed: int) -> tuple[Program, Batc
     from jax.flatten_util import ravel_pytree  # noqa: PLC0415
 
     from atoll.base.user_cache import turn  # noqa: PLC0415
-    from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415
     from atoll_learner.model import init_params  # noqa: PLC0415
-    from atoll_learner.train import init_optimizer, make_loss, optimizer  # noqa: PLC0415
+    from atoll_learner.train import enable_compile_cache, init_optimizer, make_loss, optimizer  # noqa: PLC0415
 
     enable_compile_cache(cache)
     shards = TokenShards(corpus)

@@ -37,8 +37,8 @@ one_thread_for_algebra()
 from atoll_simulator.workshop import use_cores
 use_cores(int(sys.argv[4]))
 import jax
-from atoll_learner.compiling import enable_compile_cache
-from atoll_learner.data.batches import BatchReader
+from atoll_learner.train import enable_compile_cache
+from atoll_learner.feed import BatchReader
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.model import init_params
 from atoll_learner.model_settings import model_settings

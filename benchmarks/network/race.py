@@ -39,8 +39,7 @@ from typing import Annotated, Any, Final
 from atoll.bus.options import PORT
 from atoll.bus.server import EmbeddedBroker
 from atoll_learner.data.shards import TokenShards
-from atoll_learner.export import first_values
-from atoll_learner.hugging_face import config_of
+from atoll_learner.export import config_of, first_values
 from atoll_learner.model_settings import ModelSettings
 from atoll_learner.train import make_evaluator
 from atoll_learner.train_settings import TrainSettings

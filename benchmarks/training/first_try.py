@@ -38,12 +38,10 @@ from typing import Any, Final
 
 from atoll.local.run_settings import without_settings
 from atoll_learner.data.shards import TokenShards
-from atoll_learner.export import first_values, save_safetensors
-from atoll_learner.hugging_face import config_of
+from atoll_learner.export import config_of, first_values, save_safetensors
 from atoll_learner.model_settings import ModelSettings
-from atoll_learner.schedule import learning_rate
 from atoll_learner.train import make_evaluator
-from atoll_learner.train_settings import TrainSettings, train_settings
+from atoll_learner.train_settings import TrainSettings, learning_rate, train_settings
 from benchmarks.lib.harness import Figure, at_most, fact
 from benchmarks.lib.kept_parts import KeptParts
 from benchmarks.lib.runs import HERE, environment, up_command

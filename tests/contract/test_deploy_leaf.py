@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from atoll.client.membership import publish_origin
-from atoll.deploy.checks import Seat, seat_of_service
+from atoll.deploy.checks import MachineView, Seat, seat_of_service
 from atoll.deploy.description import DeploymentDescription, read_description
-from atoll.deploy.examination import ExaminationContext, compare_deployment, examine
+from atoll.deploy.examination import compare_deployment, examine
 from atoll.deploy.rendering import render
-from atoll.deploy.services import leaf_command, leaf_of, node_command, nodes
+from atoll.deploy.services import broker_command, leaf_of, nodes
 from atoll.keys.identity import write_secret
 from atoll.keys.roll import KeyFolder
 from atoll.wire.messages import encode
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.connected, pytest.mark.second_tier]
 LEARNERS = ("home-1", "home-2")
 PREMERGER = "home-premerge"
 SOON_S, POLL_S, LONG_S, SHORT_S = 120.0, 0.05, 60.0, 1.0
-QUIET = ExaminationContext(measures_link=False)
+QUIET = MachineView(measures_link=False)
 
 
 @pytest.fixture(autouse=True)
@@ -108,11 +108,11 @@ def placed(tmp_path: Path) -> Iterator[RegionDeployed]:
     leaf = leaf_of(described, "home")
     assert leaf is not None
     hub_door, door = out / "hub/services/broker", out / f"home/services/{leaf.name}"
-    words = node_command(described, nodes(described)[0], store=str(tmp_path / "hub"), keys=str(hub_door))
+    words = broker_command(described, nodes(described)[0], store=str(tmp_path / "hub"), keys=str(hub_door))
     with ExitStack() as ends:
-        hub = ends.enter_context(started(list(words), tmp_path / "hub.log", "hub of regions"))
-        words = leaf_command(leaf, store=str(tmp_path / "leaf"), keys=str(door))
-        ends.enter_context(started(list(words), tmp_path / "leaf.log", "region home"))
+        hub = ends.enter_context(started(words, tmp_path / "hub.log", "hub of regions"))
+        words = broker_command(described, leaf, store=str(tmp_path / "leaf"), keys=str(door))
+        ends.enter_context(started(words, tmp_path / "leaf.log", "region home"))
         yield RegionDeployed(described, out, hub)
 
 

@@ -34,7 +34,7 @@ from atoll.deploy.checks import (
     check_rights,
     seat_of_file,
 )
-from atoll.deploy.examination import ExaminationContext, examine
+from atoll.deploy.examination import examine
 from atoll.keys.certificates import Certified
 from atoll.keys.identity import read_identity, write_secret
 from atoll.keys.roll import KeyFolder
@@ -50,7 +50,7 @@ from support.wan import Wire, inside, unfit, wan
 
 MIB = 1 << 20
 LOOKS = 5
-QUIET = ExaminationContext(measures_link=False)
+QUIET = MachineView(measures_link=False)
 pytestmark = pytest.mark.connected
 
 
@@ -72,7 +72,7 @@ def failed(findings: list[Finding]) -> list[Finding]:
     return wrong
 
 
-async def faults(seat: Seat, outlook: ExaminationContext = QUIET) -> list[tuple[str, str]]:
+async def faults(seat: Seat, outlook: MachineView = QUIET) -> list[tuple[str, str]]:
     """Return what is wrong at a seat: what about, and what."""
     return [(finding.about, finding.what) for finding in failed(await examine(seat, outlook))]
 
@@ -95,7 +95,7 @@ async def test_nothing_is_found_where_nothing_is_wrong(deployed: Deployed, servi
 async def test_a_node_of_the_broker_is_a_seat(deployed: Deployed) -> None:
     """It is nobody, so nothing is asked behind the door: its key, its certificate and its disk are looked at."""
     findings = await examine(deployed.seat("broker-1"), QUIET)
-    full = await faults(deployed.seat("broker-1"), replace(QUIET, machine=MachineView(free=lambda _: 1 << 20)))
+    full = await faults(deployed.seat("broker-1"), replace(QUIET, free=lambda _: 1 << 20))
     key = deployed.out / "hub/services/broker/broker.key"
     key.chmod(0o640)
     readable = await faults(deployed.seat("broker-1"))
@@ -398,7 +398,7 @@ async def test_a_broker_that_takes_small_messages_only(tmp_path: Path, run: str)
 async def test_a_disk_that_is_full(deployed: Deployed) -> None:
     state = deployed.seat().loaded.settings.learner.checkpoint_dir
     view = MachineView(free=lambda path: 1000 if path == state else 1 << 40)
-    [(about, what)] = await faults(deployed.seat(), replace(QUIET, machine=view))
+    [(about, what)] = await faults(deployed.seat(), replace(QUIET, free=view.free))
 
     assert (about, what) == ("disk", f"1.0 kB free at {state}, 209.7 MB wanted")
 
@@ -422,7 +422,7 @@ async def test_an_archive_that_is_a_folder_is_written_to_at_the_seat_of_a_synchr
     assert list(folder.iterdir()) == []
     full = MachineView(free=lambda path: 1000 if path == folder else 1 << 40)
     seat = deployed.seat("synchronizer-1", f"archive.url={folder}")
-    assert await faults(seat, replace(QUIET, machine=full)) == [("disk", f"1.0 kB free at {folder}, 209.7 MB wanted")]
+    assert await faults(seat, replace(QUIET, free=full.free)) == [("disk", f"1.0 kB free at {folder}, 209.7 MB wanted")]
 
 
 async def test_an_archive_that_nothing_can_be_written_to(deployed: Deployed, tmp_path: Path) -> None:
@@ -435,7 +435,7 @@ async def test_an_archive_that_nothing_can_be_written_to(deployed: Deployed, tmp
     assert await faults(missing) == [("archive", f"no folder {tmp_path / 'gone'}")]
     assert not (tmp_path / "gone").exists()
     assert await faults(file) == [("archive", f"no folder {tmp_path / 'file'}")]
-    assert await faults(closed, replace(QUIET, machine=MachineView(write=read_only))) == [
+    assert await faults(closed, replace(QUIET, write=read_only)) == [
         ("archive", f"user {os.geteuid()} cannot write into {tmp_path}: Read-only file system")
     ]
     assert wrong.startswith("this is no place for an archive")

@@ -45,7 +45,7 @@ OUR_NAMES: Final = {
     "atoll.run.taps": "levels of our own subjects",
     "atoll.settings.errors": "bounds of pydantic's rules",
     "atoll_learner.data.mixture": "fields of the meta file",
-    "atoll_learner.hugging_face": "fields of `ModelSettings`",
+    "atoll_learner.export": "fields of `ModelSettings`",
     "atoll_learner.model_settings": "fields of `ModelSettings`",
     "atoll_monitor.metrics": "metrics of ours",
     "atoll_simulator.fleet.parameters": "fields of `FleetParameters`",

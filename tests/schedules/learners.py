@@ -23,8 +23,7 @@ from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, plan_origin
 from atoll.model.pytrees import describe, gather
 from atoll.wire.messages import RunRecord
-from atoll_learner.data.batches import BatchReader
-from atoll_learner.feed import Supply
+from atoll_learner.feed import BatchReader, Supply
 from schedules import values
 from schedules.network import ScheduleBus
 from schedules.processes import Process

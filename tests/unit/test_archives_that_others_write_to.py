@@ -15,7 +15,7 @@ from atoll.archive.checkpoint_store import CheckpointStore
 from atoll.archive.checkpoints import MANIFEST_BYTES_MAX, CheckpointObject, founding, opening
 from atoll.archive.object_store import BESIDE, FolderArchive, S3Archive
 from atoll.base.errors import CheckpointError
-from atoll.cli.archive import show, sign
+from atoll.cli.replay import show, sign
 from atoll.keys.identity import HeldIdentity, read_identity
 from atoll.keys.roll import KeyFolder
 from support.founded_run import EVERY_S, SHARDS, BrokenObjectStore, FoundedRun, TurnedClock, run_record

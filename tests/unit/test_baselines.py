@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 from atoll.merge.global_update import AVERAGE, GlobalUpdate
 from atoll.merge.outer import Nesterov
 from atoll.settings import Settings
-from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.prepare import prepare
 from atoll_learner.export import load_safetensors
+from atoll_learner.feed import BatchReader
 from atoll_learner.model import Params, init_params
 from atoll_learner.process import LearnerWork, prepare_work
-from atoll_learner.schedule import learning_rate
 from atoll_learner.train import init_optimizer, make_step
+from atoll_learner.train_settings import learning_rate
 from benchmarks.baselines.__main__ import baseline, baseline_settings
 from benchmarks.baselines.lockstep import BaselineResult, Feeds, Method, report_of, train_baseline
 

@@ -6,7 +6,7 @@ import webbrowser
 
 import pytest
 
-from atoll.local.browser import open_page
+from atoll.local.console import open_page
 
 
 class NamedBrowser(webbrowser.BaseBrowser):

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 from atoll.base.user_cache import turn
-from atoll_learner.compiling import CompiledAhead
 from atoll_learner.model import init_params
 from atoll_learner.model_settings import model_settings
-from atoll_learner.train import init_optimizer, make_step, step_arguments
+from atoll_learner.train import CompiledAhead, init_optimizer, make_step, step_arguments
 from atoll_learner.train_settings import TrainSettings, train_settings
 
 HOLDER = """

@@ -26,6 +26,7 @@ from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
 from atoll_learner import evaluate
 from atoll_learner.evaluate import MeasuringPace, evaluate_until, export_at_stop, measure_and_export
+from atoll_learner.evaluations import Evaluation
 from support.events import fields
 from support.founded_run import FRAGMENTS, SHARDS, FoundedRun, TurnedClock, run_record, say_lease
 from support.regions import free_port
@@ -38,7 +39,7 @@ BUSY_S = 0.1
 
 
 @dataclass
-class NotedEvaluation:
+class NotedEvaluation(Evaluation):
     """Measures nothing, and notes what is asked of it; writing fails as often as `failures` says."""
 
     failures: int = 0

@@ -18,9 +18,8 @@ from atoll.client.join import IslandHandle
 from atoll.protocol.data import DataGrant, Key, Progress
 from atoll_learner import feed
 from atoll_learner.commands import prepare_text
-from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.shards import TokenShards
-from atoll_learner.feed import LeasedFeed, Supply
+from atoll_learner.feed import BatchReader, LeasedFeed, Supply
 
 
 class SilentLeases:

@@ -17,8 +17,7 @@ from atoll.settings import load
 from atoll_learner.data.prepare import prepare
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.data.tokenizer import BPE_FILE, Vocabulary, train_bpe
-from atoll_learner.export import first_values, save_safetensors
-from atoll_learner.hugging_face import check_beside, check_tokenizer, config_of, write_beside
+from atoll_learner.export import check_beside, check_tokenizer, config_of, first_values, save_safetensors, write_beside
 from atoll_learner.model import init_params
 from atoll_learner.model_settings import ModelSettings, model_settings
 

@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from atoll.base.errors import DataError, SettingsError, StorageFull
-from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.prepare import describe, prepare
 from atoll_learner.data.shards import TokenShards, mix_order, permute
 from atoll_learner.data.sources import files_of
 from atoll_learner.data.tokenizer import ByteTokenizer
+from atoll_learner.feed import BatchReader
 
 
 def texts(folder: Path, count: int = 40, length: int = 400) -> list[Path]:

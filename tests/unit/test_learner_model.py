@@ -20,6 +20,7 @@ from atoll_learner.export import load_safetensors, save_safetensors
 from atoll_learner.model import (
     Attending,
     Params,
+    Sampler,
     embedding_rules,
     frequencies,
     init_params,
@@ -29,7 +30,6 @@ from atoll_learner.model import (
     turns,
 )
 from atoll_learner.model_settings import ModelSettings, model_settings
-from atoll_learner.sample import generate
 from atoll_learner.train import init_optimizer, make_loss, make_step
 from atoll_learner.train_settings import TrainSettings, train_settings
 
@@ -280,7 +280,7 @@ def test_sampling_is_deterministic_and_starts_with_its_prompt() -> None:
     settings = model_settings(SMALL, vocab=256)
     params = init_params(settings, 0)
 
-    texts = [generate(params, settings, ByteTokenizer(), b"def ", 30, seed=1) for _ in range(2)]
+    texts = [Sampler(settings, ByteTokenizer(), b"def ", 30).text(params, 1) for _ in range(2)]
 
     assert texts[0] == texts[1]
     assert texts[0].startswith("def ")
@@ -293,7 +293,7 @@ def test_a_sample_attends_to_what_the_whole_model_attends_to() -> None:
     tokenizer = ByteTokenizer()
     text = [int(token) for token in tokenizer.encode(b"def ")]
 
-    got = generate(params, settings, tokenizer, b"def ", settings.context - 4, seed=1, temperature=1e-6)
+    got = Sampler(settings, tokenizer, b"def ", settings.context - 4).text(params, 1, 1e-6)
     for at in range(4, settings.context):
         padded = np.zeros((1, settings.context), dtype=np.int32)
         padded[0, :at] = text

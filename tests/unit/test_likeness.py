@@ -43,7 +43,7 @@ def first(tmp_path: Path, text: Path) -> UpPlan:
     )
     up = plan(asked, {})
     settings = kept_settings(up)
-    texts = [str(path.absolute()) for path in up.corpus]
+    texts = [str(path.absolute()) for path in up.settings.up.corpus]
     file = RunFile(run="first", learners=2, settings=settings, broker=EMBEDDED, corpus=texts, tokens=10**9)
     file.atoll, file.commit = package.__version__, machine.commit()
     with RunFolder(up.out) as folder:
@@ -65,9 +65,13 @@ def test_a_new_run_is_set_as_the_one_of_the_file(tmp_path: Path, first: UpPlan, 
     assert up.former is None
     assert up.settings.run != "first"
     assert mine | {"run": "first"} == theirs
-    assert (up.learners, up.throttle, up.corpus) == (first.learners, first.throttle, first.corpus)
-    assert (up.minutes, up.standbys) == (4.0, 1)
-    assert (up.port, up.via, up.broker) == (0, {}, None)
+    assert (up.learners, up.settings.up.throttle, up.settings.up.corpus) == (
+        first.learners,
+        first.settings.up.throttle,
+        first.settings.up.corpus,
+    )
+    assert (up.settings.up.minutes, up.settings.up.standbys) == (4.0, 1)
+    assert (up.settings.up.port, up.settings.up.via, up.broker) == (0, {}, None)
 
 
 def test_flags_assignments_and_a_file_go_before_the_earlier_run(tmp_path: Path, first: UpPlan) -> None:
@@ -77,7 +81,7 @@ def test_flags_assignments_and_a_file_go_before_the_earlier_run(tmp_path: Path, 
 
     assert (up.settings.seed, len(up.learners)) == (4, 5)
     assert up.settings.train["rate"] == 0.03
-    assert up.throttle == {"learner-2": 1.0}
+    assert up.settings.up.throttle == {"learner-2": 1.0}
     assert up.settings.protocol.fragments == 6
 
 
@@ -99,9 +103,9 @@ def test_a_text_replaces_shards_and_shards_a_text(tmp_path: Path, first: UpPlan,
     again = begin_like(tmp_path / "report.json", tmp_path / "third")
     back = begin_like(tmp_path / "report.json", tmp_path / "third", corpus=(text,))
 
-    assert (shards.prepare, shards.corpus) == (False, ())
+    assert (shards.prepare, shards.settings.up.corpus) == (False, ())
     assert again.settings.data.dir == Path("elsewhere").absolute()
-    assert (back.prepare, back.corpus) == (True, (text,))
+    assert (back.prepare, back.settings.up.corpus) == (True, (text,))
 
 
 def test_a_folder_that_holds_a_run_cannot_begin_another(first: UpPlan) -> None:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from atoll.base.errors import DataError, SettingsError
 from atoll_learner import commands
-from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.mixture import apportioned, mix, weights_of
 from atoll_learner.data.prepare import prepare
 from atoll_learner.data.shards import TokenShards
+from atoll_learner.feed import BatchReader
 
 BLOCK = 256
 

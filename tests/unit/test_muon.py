@@ -19,9 +19,8 @@ from atoll.codec import pack_arrays, unpack_arrays
 from atoll_learner.checkpoints import impossible
 from atoll_learner.model import Params
 from atoll_learner.model_settings import EMBEDDINGS
-from atoll_learner.schedule import learning_rate
 from atoll_learner.train import MUON_RMS, init_optimizer, optimizer
-from atoll_learner.train_settings import TrainSettings
+from atoll_learner.train_settings import TrainSettings, learning_rate
 
 TRAIN = TrainSettings(rate=2e-3, warmup=0.0, batch=4, sequence=16, optimizer="muon", clip=1e9, weight_decay=0.0)
 ADAMW = TRAIN.model_copy(update={"optimizer": "adamw"})

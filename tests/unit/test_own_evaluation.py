@@ -17,7 +17,7 @@ from atoll.base.errors import AtollError, LayoutMismatch, SettingsError
 from atoll.run.merged_model import MergedModel
 from atoll.wire.events import event_of
 from atoll_learner.evaluate import evaluate_once
-from atoll_learner.evaluations import Evaluation, OwnEvaluation, OwnLoopEvaluation
+from atoll_learner.evaluations import Evaluation, OwnEvaluation
 from support.founded_run import FoundedRun, TurnedClock, run_record, say_lease
 
 DEADLINE_S = 240.0
@@ -175,7 +175,7 @@ def test_the_count_of_tokens_goes_on_where_a_former_evaluator_ended(module: str,
         await run.found()
         for tokens in (500, 700):
             await say_lease(run, tokens)
-            evaluation: Evaluation = OwnLoopEvaluation(f"{module}:several", "")  # a new process's
+            evaluation: Evaluation = OwnEvaluation(f"{module}:several", "")  # a new process's
             assert await evaluate_once(run.bus, run.record, evaluation)
         entries = await run.bus.replay(run.record.subjects.event("evaluated", "*"), after=0, limit=10)
         return [{k: msgspec.json.decode(v) for k, v in event_of(e.subject, e.data).fields.items()} for e in entries]
@@ -191,9 +191,9 @@ def test_a_run_that_cannot_be_read_is_passed_over_and_an_error_of_the_function_i
 ) -> None:
     async def scenario() -> None:
         run = FoundedRun(run_record("r"), FolderArchive(tmp_path / "archive"), TurnedClock())
-        assert not await evaluate_once(run.bus, run.record, OwnLoopEvaluation(f"{module}:failing", ""))
+        assert not await evaluate_once(run.bus, run.record, OwnEvaluation(f"{module}:failing", ""))
         await run.found()
         with pytest.raises(AtollError, match="failed"):
-            await evaluate_once(run.bus, run.record, OwnLoopEvaluation(f"{module}:failing", ""))
+            await evaluate_once(run.bus, run.record, OwnEvaluation(f"{module}:failing", ""))
 
     asyncio.run(scenario())

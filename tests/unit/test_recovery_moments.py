@@ -15,9 +15,9 @@ from atoll.client.checkpoints import CheckpointNote, DataPlace, LoadedCheckpoint
 from atoll.client.optimizer_state import Borrowed
 from atoll.wire.events import RecoveredEvent
 from atoll_learner.checkpoints import GOOD_HORIZONS, USABLE_HORIZONS, impossible, recover
-from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.prepare import prepare
 from atoll_learner.data.shards import TokenShards
+from atoll_learner.feed import BatchReader
 from atoll_learner.model import Params, init_params
 from atoll_learner.model_settings import model_settings
 from atoll_learner.train import init_optimizer, make_step, optimizer

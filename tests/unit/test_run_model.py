@@ -15,7 +15,7 @@ from atoll.wire.messages import RunRecord
 from atoll_learner.evaluations import ReferenceEvaluation
 from atoll_learner.export import first_values
 from atoll_learner.process import LearnerWork, prepare_work
-from atoll_learner.run_model import model_of, work_of
+from atoll_learner.run_export import model_of, work_of
 from support.founded_run import run_record
 from support.short_shards import short_shards
 

@@ -10,8 +10,16 @@ import pytest
 from atoll.base.errors import SettingsError
 from atoll.settings import load
 from atoll_learner.model_settings import model_settings
-from atoll_learner.schedule import DECAY_MIN, HOLD_STEPS, decay_share, learning_rate
-from atoll_learner.train_settings import RATE_MAX, TrainSettings, train_settings, usual_rate
+from atoll_learner.train_settings import (
+    DECAY_MIN,
+    HOLD_STEPS,
+    RATE_MAX,
+    TrainSettings,
+    decay_share,
+    learning_rate,
+    train_settings,
+    usual_rate,
+)
 
 
 def test_the_rate_rises_is_held_and_falls_in_a_straight_line_to_nothing() -> None:

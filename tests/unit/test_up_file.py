@@ -42,9 +42,12 @@ def test_a_file_describes_a_whole_run(file: Path) -> None:
 
     assert up.settings.run == "mine"
     assert up.learners == ("learner-1", "learner-2", "learner-3", "learner-4")
-    assert (up.standbys, up.minutes, up.port) == (1, 7.5, 4333)
-    assert (up.out, up.corpus) == (file.parent / "made", (file.parent / "text",))
-    assert (up.throttle, up.via) == ({"learner-3": 5.0, "learner-4": 2.0}, {"learner-1": "nats://127.0.0.1:7422"})
+    assert (up.settings.up.standbys, up.settings.up.minutes, up.settings.up.port) == (1, 7.5, 4333)
+    assert (up.out, up.settings.up.corpus) == (file.parent / "made", (file.parent / "text",))
+    assert (up.settings.up.throttle, up.settings.up.via) == (
+        {"learner-3": 5.0, "learner-4": 2.0},
+        {"learner-1": "nats://127.0.0.1:7422"},
+    )
     assert up.settings.protocol.fragments == 8, "where the file says nothing the defaults of `atoll up` hold"
 
 
@@ -65,8 +68,8 @@ def test_a_flag_for_one_learner_leaves_the_others_as_the_file_has_them(file: Pat
         up_request(config=file, throttle=("learner-4=3",), corpus=(other,)), {"ATOLL_UP__THROTTLE__LEARNER-3": "9"}
     )
 
-    assert up.throttle == {"learner-3": 9.0, "learner-4": 3.0}
-    assert up.corpus == (other,)
+    assert up.settings.up.throttle == {"learner-3": 9.0, "learner-4": 3.0}
+    assert up.settings.up.corpus == (other,)
 
 
 def test_paths_count_from_the_file_in_a_file_and_from_here_elsewhere(
@@ -115,7 +118,7 @@ def test_a_mistake_in_the_section_is_refused(tmp_path: Path, line: str, said: st
 def test_a_run_goes_on_with_the_same_file(file: Path) -> None:
     """What the file says is what the run was begun with; its text may have gone since, for its data is there."""
     begun = plan(up_request(config=file), {})
-    texts = [str(path.absolute()) for path in begun.corpus]
+    texts = [str(path.absolute()) for path in begun.settings.up.corpus]
     kept = RunFile(run="mine", learners=4, settings=kept_settings(begun), broker=EMBEDDED, corpus=texts, tokens=5)
     with RunFolder(begun.out) as folder:
         folder.save(kept)

@@ -102,7 +102,7 @@ def test_a_run_that_never_began_binds_nobody(tmp_path: Path) -> None:
     again = plan(up_request(out=tmp_path / "run", corpus=(text,), assignments=("protocol.fragments=5",)), {})
 
     assert again.former is None
-    assert again.corpus == (text,)
+    assert again.settings.up.corpus == (text,)
     assert len(again.learners) == 3
     with pytest.raises(SettingsError, match="no run to resume"):
         plan(up_request(out=tmp_path / "run", resume=True), {})

@@ -8,24 +8,20 @@ small; they are of the same text, and exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from atoll.archive.replay import OpenRound, RoundPart, RunReplay
-from atoll.archive.rounds import RoundStore
+from atoll.archive.replay import RoundPart, RunReplay
 from atoll.base.large_arrays import Vector
 from atoll.base.wording import counted
 from atoll.cli.output import say
 from atoll.cli.replay import open_rounds
 from atoll.local.run_settings import read_earlier
 from atoll.run.merged_model import assembled
-from atoll.settings import Settings, load, own_outer
+from atoll.settings import load, own_outer
 from atoll_learner.process import LearnerWork, limit_threads, prepare_work
-from atoll_learner.run_model import work_of
+from atoll_learner.run_export import work_of
 
 TOKENS_MAX = 131_072
-Measure = Callable[[dict[str, Any]], float]
 
 
 def attribute(
@@ -50,10 +46,20 @@ def attribute(
     )
     losses: dict[str, float] = {}
     if work is not None:
-        measure = _measure(work_of(again.run, work))
-        others = {
-            p: _values(again, p, _moment(rounds, opened)) for p in range(again.run.protocol.fragments) if p != fragment
-        }
+        from atoll_learner.train import make_evaluator  # noqa: PLC0415  (JAX only after the thread limits are set)
+
+        work = work_of(again.run, work)
+        measure = make_evaluator(work.model, work.train, work.shards, TOKENS_MAX)
+        until_s = next(
+            name.written_at_s
+            for name in rounds.rounds(fragment)
+            if (name.version, name.digest) == (head.version, head.digest)
+        )
+        others: dict[int, Vector] = {}
+        for other in range(again.run.protocol.fragments):
+            if other != fragment:
+                say(f"fragment {other}: replayed to that moment …")
+                others[other] = again.values(other, until_s)
 
         def loss(values: Vector) -> float:
             return measure(assembled(again.run.layout, others | {fragment: values}))
@@ -105,34 +111,13 @@ def _number(value: float | None, form: str) -> str:
 
 def _work(what: str, assignments: list[str] | None) -> LearnerWork:
     """Return model and data of a run: as its folder says, where it is one, and else as the settings say."""
-    folder = Path(what)
-    told = list(assignments or [])
-    if not folder.is_dir():
-        return _prepared(load(None, told).settings)
-    earlier = read_earlier(folder)
-    if (folder / "data" / "meta.json").exists():
-        told.append(f"data.dir={folder / 'data'}")
-    return _prepared(load(None, told, fallback=earlier.fallback(earlier.run, ())).settings)
-
-
-def _prepared(settings: Settings) -> LearnerWork:
+    folder, told, fallback = Path(what), list(assignments or []), None
+    if folder.is_dir():
+        earlier = read_earlier(folder)
+        fallback = earlier.fallback(earlier.run, ())
+        if (folder / "data" / "meta.json").exists():
+            told.append(f"data.dir={folder / 'data'}")
+    settings = load(None, told, fallback=fallback).settings
     work = prepare_work(settings)
     limit_threads(settings.learner.threads)
     return work
-
-
-def _measure(work: LearnerWork) -> Measure:
-    from atoll_learner.train import make_evaluator  # noqa: PLC0415  (JAX only after the thread limits are set)
-
-    return make_evaluator(work.model, work.train, work.shards, TOKENS_MAX)
-
-
-def _moment(rounds: RoundStore, opened: OpenRound) -> float:
-    head = opened.made.head
-    names = rounds.rounds(head.fragment)
-    return next(name.written_at_s for name in names if (name.version, name.digest) == (head.version, head.digest))
-
-
-def _values(again: RunReplay, fragment: int, until_s: float) -> Vector:
-    say(f"fragment {fragment}: replayed to that moment …")
-    return again.values(fragment, until_s)

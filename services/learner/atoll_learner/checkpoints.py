@@ -239,6 +239,5 @@ def _from_checkpoint(island: IslandHandle, own: LoadedCheckpoint, age_tokens: in
 
 
 def _parts(state: Any, kind: type) -> list[Any]:  # noqa: ANN401
-    """Return the states of one kind of transformation inside a state."""
     found = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
     return [node for node in found if isinstance(node, kind)]

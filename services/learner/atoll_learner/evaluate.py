@@ -1,19 +1,14 @@
 """Measures the merged model on held-out text while the run goes on, and writes it out at the end if it shall.
 
-The evaluator is a reader: it takes the newest frame of every fragment, puts the parameters together and computes bits per
-byte on the same held-out bytes each time. It holds no lease and answers no call, so no process waits for it
-(`atoll.run.merged_model`). If the run keeps an average of its values, the evaluator measures that too.
+The evaluator is a reader: it takes the newest frame of every fragment, puts the parameters together and computes bits per byte
+on the same held-out bytes each time, of the run's average, too, if it keeps one. It holds no lease and answers no call, so no
+process waits for it (`atoll.run.merged_model`). A model of somebody's own loop is measured by a function of theirs
+(`OwnEvaluation`), as `evaluated` events. How far the run is comes from the shards' leases, also after a restart.
 
-An evaluator with a folder to export to does so when the run is over, which the shards' leases say, and when it is told to
-stop if the run has gone on since. It has JAX and the compiled program already, and its last measurement is that of the model
-in the files; values that it has measured it does not measure again (`MeasureOnce`). Learners have left by then and cores are
-free, so the sample of the model's text is drawn beside the measuring.
-
-Beside learners, what an evaluator takes is time of theirs. So a pace bounds how much of a core it uses (`MeasuringPace`), and
-it does not measure where the end of the run would overtake it.
-
-How far the run is comes from the shards' leases, so the count goes on when the evaluator is started again. A model of
-somebody's own loop is measured by a function of theirs (`OwnEvaluation`), as `evaluated` events.
+With a folder to export to, it does so when the run is over, and when it is told to stop if the run has gone on since. It has
+the compiled program already, values that it has measured it does not measure again (`MeasureOnce`), and the sample of the
+model's text is drawn beside the measuring. Beside learners, what an evaluator takes is time of theirs: a pace bounds how much
+of a core it uses (`MeasuringPace`), and it does not measure where the end of the run would overtake it.
 """
 
 from __future__ import annotations
@@ -44,7 +39,7 @@ from atoll.settings import Settings, bus_options
 from atoll.wire.events import EVALUATOR, ValidationEvent, log_entry
 from atoll.wire.messages import Head, RunRecord, encode
 from atoll.wire.subjects import Subjects
-from atoll_learner.evaluations import Evaluation, OwnLoopEvaluation, ReferenceEvaluation
+from atoll_learner.evaluations import Evaluation, OwnEvaluation, ReferenceEvaluation
 from atoll_learner.process import limit_threads, prepare_work
 
 log = get(__name__)
@@ -125,10 +120,10 @@ def follow(
     limit_threads(settings.learner.threads or 1)
 
     if is_installed("jax"):  # a function of somebody's own may do without
-        from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415  (only after the thread limits are set)
+        from atoll_learner.train import enable_compile_cache  # noqa: PLC0415  (only after the thread limits are set)
 
         enable_compile_cache(settings.learner.compile_cache)
-    evaluation = OwnLoopEvaluation(own, like) if work is None else ReferenceEvaluation(settings, work, out)
+    evaluation = OwnEvaluation(own, like) if work is None else ReferenceEvaluation(settings, work, out)
     asyncio.run(_follow(settings, evaluation, pace, is_told, last=out is not None))
 
 
@@ -276,7 +271,6 @@ async def _measure(
 
 
 async def _whole_run(bus: Bus, name: str) -> tuple[RunRecord, Heads] | None:
-    """Return the run of that name and its heads; None if it has not all of them yet."""
     run = await read_run(bus, Subjects(name))
     heads = {} if run is None else await read_heads(bus, run)
     return None if run is None or len(heads) < len(run.layout.fragments) else (run, heads)
@@ -293,7 +287,6 @@ async def export_at_stop(bus: Bus, name: str, evaluation: Evaluation, exported: 
 
 
 async def _try_export(bus: Bus, run: RunRecord, evaluation: Evaluation, exported: Heads | None) -> Heads | None:
-    """Export as `_export` does; say so if that fails, and return what was exported before."""
     try:
         return await _export(bus, run, evaluation, exported)
     except AtollError as error:
@@ -345,7 +338,6 @@ async def evaluate_once(bus: Bus, run: RunRecord, evaluation: Evaluation) -> boo
 
 
 async def _progress(bus: Bus, run: RunRecord) -> RecordedProgress | None:
-    """Return how far the run is; None, and say so, if that cannot be read now."""
     try:
         return await recorded_progress(bus, run)
     except UNREADABLE as error:
@@ -354,7 +346,6 @@ async def _progress(bus: Bus, run: RunRecord) -> RecordedProgress | None:
 
 
 async def _tell(bus: Bus, run: RunRecord, evaluation: Evaluation, merged: MergedModel, tokens: int) -> bool:
-    """Measure a model and write the result to the event log; return whether the log has it."""
     fields = await asyncio.to_thread(evaluation.measure, run, merged, tokens)
     clock = SystemClock()
     line = encode(log_entry(fields, EVALUATOR, clock.wall()))
@@ -370,7 +361,6 @@ async def _tell(bus: Bus, run: RunRecord, evaluation: Evaluation, merged: Merged
 
 
 async def _pause_until_over(stop: asyncio.Event, bus: Bus, run: RunRecord, for_s: float) -> None:
-    """Pause for so long, and no longer than until the run is over."""
     ends_s, over = time.monotonic() + for_s, False
     while not (stop.is_set() or over) and (left_s := ends_s - time.monotonic()) > 0.0:
         await _pause(stop, min(POLL_S, left_s))

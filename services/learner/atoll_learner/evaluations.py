@@ -1,7 +1,5 @@
 """Evaluations of a merged model: the reference model's bits per byte, or the numbers of a function of somebody's own.
 
-Only the reference model is written out as well: the same process has its program and its last measurement.
-
 The function of somebody's own loop (`atoll evaluate --with module:function`) gets the merged parameters and returns a number,
 or several by name:
 
@@ -10,9 +8,8 @@ or several by name:
 `params` are NumPy arrays by their names in the run; with `--like module:attribute` they are a pytree like that one, or like
 what it returns if it is a function. If the run keeps an average of its values, the function is called on that, too.
 
-An evaluator measures at intervals and once more before it exports. After a run's last commit both are of the same values, and
-a pass over the held-out text is the most that it computes, so `MeasureOnce` answers from memory. Versions do not say that
-values are the same: those of a run that was rebuilt are given out a second time. So the values' bytes do.
+After a run's last commit the measurement at the interval and that of the export are of the same values, so `MeasureOnce`
+answers from memory: by the values' bytes, because versions of a run that was rebuilt are given out a second time.
 """
 
 from __future__ import annotations
@@ -20,9 +17,10 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -35,11 +33,10 @@ from atoll.wire.events import EvaluatedEvent, ValidationEvent
 from atoll.wire.messages import RunRecord
 from atoll_learner.plug_ins import FAILURES, callable_of, describe_failure, load_object
 from atoll_learner.process import LearnerWork
-from atoll_learner.run_export import Measure, Measured, sampler_of, write_measured, write_model
-from atoll_learner.run_model import work_of
+from atoll_learner.run_export import Measure, Measured, sampler_of, work_of, write_measured, write_model
 
 if TYPE_CHECKING:
-    from atoll_learner.sample import Sampler
+    from atoll_learner.model import Sampler
 
 VALUES_MAX: Final = 64
 NAME_CHARS_MAX: Final = 64
@@ -50,23 +47,24 @@ ANSWERS_KEPT = 4
 """The first values, the newest, their average, and one more."""
 
 
-class Evaluation(Protocol):
-    """One kind of measurement, and the files that it leaves."""
+class Evaluation(ABC):
+    """One kind of measurement; where it writes no model out, `atoll export` does."""
 
+    @abstractmethod
     def measure(self, run: RunRecord, merged: MergedModel, tokens: int) -> ValidationEvent | EvaluatedEvent:
         """Return the event about a run's model after so many tokens."""
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027  (nothing, where nothing is exported)
         """Get ready for `write` after the first measurement, while nobody waits for it."""
 
-    def write(self, run: RunRecord, merged: MergedModel) -> None:
+    def write(self, run: RunRecord, merged: MergedModel) -> None:  # noqa: B027
         """Write a model out; it may be measured meanwhile."""
 
-    def conclude(self, run: RunRecord, merged: MergedModel, began_s: float) -> None:
+    def conclude(self, run: RunRecord, merged: MergedModel, began_s: float) -> None:  # noqa: B027
         """Write out how the model measured that was measured last; the export began at `began_s`, by the monotonic clock."""
 
 
-class ReferenceEvaluation:
+class ReferenceEvaluation(Evaluation):
     """Bits per byte of the reference model. Its program is compiled when there is something to measure."""
 
     def __init__(self, settings: Settings, work: LearnerWork, out: Path | None) -> None:
@@ -133,35 +131,6 @@ class ReferenceEvaluation:
         return self._initial
 
 
-class OwnLoopEvaluation:
-    """Numbers of a function of somebody's own about the model of their loop."""
-
-    def __init__(self, own: str, like: str) -> None:
-        self._evaluation = OwnEvaluation(own, like)
-
-    def measure(self, run: RunRecord, merged: MergedModel, tokens: int) -> EvaluatedEvent:
-        """Return the numbers of that function."""
-        began_s = time.monotonic()
-        values, average = self._evaluation.values(run, merged)
-        return EvaluatedEvent(
-            run_tokens=tokens,
-            values=values,
-            average=average,
-            versions_min=merged.versions_min,
-            versions_max=merged.versions_max,
-            took_s=round(time.monotonic() - began_s, 3),
-        )
-
-    def prepare(self) -> None:
-        """Nothing is exported."""
-
-    def write(self, run: RunRecord, merged: MergedModel) -> None:
-        """Write nothing: `atoll export` writes the model of any loop."""
-
-    def conclude(self, run: RunRecord, merged: MergedModel, began_s: float) -> None:
-        """Nothing was written."""
-
-
 def measure_merged(
     merged: MergedModel,
     measure: Callable[[dict[str, Any]], float],
@@ -181,8 +150,8 @@ def measure_merged(
     )
 
 
-class OwnEvaluation:
-    """Calls a person's function on merged models."""
+class OwnEvaluation(Evaluation):
+    """Numbers of a function of somebody's own about the model of their loop."""
 
     def __init__(self, function: str, like: str = "") -> None:
         """Load the function, and the pytree that its parameters shall be like.
@@ -193,6 +162,19 @@ class OwnEvaluation:
         self.name = function
         self._function: Callable[[Any], Any] = callable_of(function, "--with")
         self._like = self._pytree(like) if like else None
+
+    def measure(self, run: RunRecord, merged: MergedModel, tokens: int) -> EvaluatedEvent:
+        """Return the numbers of that function."""
+        began_s = time.monotonic()
+        values, average = self.values(run, merged)
+        return EvaluatedEvent(
+            run_tokens=tokens,
+            values=values,
+            average=average,
+            versions_min=merged.versions_min,
+            versions_max=merged.versions_max,
+            took_s=round(time.monotonic() - began_s, 3),
+        )
 
     def values(self, run: RunRecord, merged: MergedModel) -> tuple[Values, Values | None]:
         """Return what the function says of the newest values, and of their average where there is one.
@@ -259,7 +241,6 @@ def _shown(name: object, value: object) -> str:
 
 
 def _number(value: object) -> float | None:
-    """Return a number, NumPy's and JAX's too, as a float; None for anything else."""
     if isinstance(value, bool | str | bytes) or value is None:
         return None
     try:

@@ -1,15 +1,11 @@
-"""The `config.json` of a Llama, a Qwen 2 or a Qwen 3, as settings of our model.
-
-A model's tensors do not say everything: how many heads a matrix has, the base of the rotation and the epsilon of the norms
-are in its `config.json` alone. Three families are one decoder with small differences:
+"""The `config.json` of a Llama, a Qwen 2 or a Qwen 3, as settings of our model: what a model's tensors do not say.
 
     llama   no biases, no norms of queries and keys; rotations may be scaled as in Llama 3
     qwen2   biases of queries, keys and values
     qwen3   queries and keys of every head are normalised; heads may be wider than width / heads
 
-A field that a file leaves out has the value of Transformers, which differs by family. Everything that this model cannot do is
-listed by the field's name, all of it at once. A field that none of the three families reads changes nothing, and is passed
-over.
+A field that a file leaves out has the value of Transformers, which differs by family. What this model cannot do is listed by
+the field's name, all of it at once. A field that none of the three families reads is passed over.
 
 Source: `configuration_llama.py`, `configuration_qwen2.py`, `configuration_qwen3.py` and `modeling_rope_utils.py` of
 Transformers 5.23, which also reads `rope_theta` and `rope_scaling` as version 4 wrote them.
@@ -151,7 +147,6 @@ def unsupported(said: Mapping[str, Any]) -> list[str]:
 
 
 def _of_other_kinds(said: Mapping[str, Any], names: Iterable[str], where: str = "") -> Iterator[str]:
-    """Yield which of these fields are given and are not of their `KINDS`."""
     for name in names:
         value, kind = said.get(name), KINDS[name]
         if value is not None and not _is_of(kind, value):

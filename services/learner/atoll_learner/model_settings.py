@@ -1,6 +1,6 @@
 """The model's dimensions, from one dial, without loading JAX.
 
-The dial is `depth`, the number of layers L. Everything else follows (values in brackets for the demo's L = 4):
+The dial is `depth`, the number of layers L: xs = 2, s = 4 (the demo), m = 8, l = 12. Everything else follows (for L = 4):
 
     width   d = 32 L, at least 32                          (128)
     heads   one per 32 channels, at least 1                (4)
@@ -8,11 +8,9 @@ The dial is `depth`, the number of layers L. Everything else follows (values in 
     ffn     4 d                                            (512)
     context 128 tokens up to L = 8, 512 beyond
 
-which makes 1.0 million parameters of the demo's model over bytes. The aspect ratio d/L = 32 and the wide ffn are choices
-for models of one to thirty million parameters, where training time is short; they are not tuned. Any value can be given
-instead. Named sizes: xs = 2, s = 4 (the demo), m = 8, l = 12.
-
-`model.config` names the `config.json` of a model that somebody has; its dimensions take the place of the dial's.
+The aspect ratio d/L = 32 and the wide ffn are choices for models of one to thirty million parameters, where training time is
+short; they are not tuned. Any value can be given instead, and `model.config` names the `config.json` of a model whose
+dimensions take the place of the dial's.
 """
 
 from __future__ import annotations
@@ -170,7 +168,6 @@ def _of_the_dial(size: object) -> dict[str, Any]:
 
 
 def _of_a_config(place: object) -> dict[str, Any]:
-    """Return the dimensions that a `config.json`, or the one in a folder, says."""
     if not isinstance(place, str | Path):
         raise SettingsError(
             "setting model.config is wrong: not a path",

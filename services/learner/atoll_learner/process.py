@@ -3,13 +3,9 @@
     settings ─► data, model, compile cache ─┬─► atoll.join ─► recover ─┬─► steps … ─► drain ─► goodbye
                                             └─► compile ───────────────┘
 
-The step is compiled in a thread while the learner joins: with a cold cache that is most of the way to the first step.
-Learners of one machine compile in turns (`compiling`). The inner
-schedule is driven by the *run's* tokens, so learners that come and go, or run at different speeds, agree on the learning
-rate.
-
-The first SIGTERM or SIGINT lets the present step end, then returns the data, pushes the last pseudo-gradient, says goodbye and
-keeps a checkpoint, all of it within `learner.drain_s` (`checkpoints`); the second stops at once, as a kill would.
+The inner schedule is driven by the *run's* tokens, so learners that come and go, or run at different speeds, agree on the
+learning rate. The first SIGTERM or SIGINT lets the present step end, then returns the data, pushes the last pseudo-gradient,
+says goodbye and keeps a checkpoint, all of it within `learner.drain_s` (`checkpoints`); the second stops at once.
 """
 
 from __future__ import annotations
@@ -34,17 +30,15 @@ from atoll.client.options import JoinOptions
 from atoll.protocol.claims import with_declared_batch
 from atoll.protocol.data import Progress
 from atoll.settings import Settings
-from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.data.token_source import SourceFeed, SourceRequest, fingerprint_with, start_of
-from atoll_learner.feed import LeasedFeed
-from atoll_learner.hugging_face import check_tokenizer
+from atoll_learner.export import check_tokenizer
+from atoll_learner.feed import BatchReader, LeasedFeed
 from atoll_learner.model_settings import ModelSettings, model_settings
-from atoll_learner.schedule import learning_rate
-from atoll_learner.train_settings import TrainSettings, layer_parameters, train_settings
+from atoll_learner.train_settings import TrainSettings, layer_parameters, learning_rate, train_settings
 
 if TYPE_CHECKING:
-    from atoll_learner.compiling import CompiledAhead
+    from atoll_learner.train import CompiledAhead
 
 log = get(__name__)
 
@@ -114,9 +108,8 @@ def train(settings: Settings) -> None:
         settings.learner.scratch_dir,
     )
 
-    from atoll_learner.compiling import CompiledAhead, enable_compile_cache  # noqa: PLC0415
     from atoll_learner.export import first_values  # noqa: PLC0415  (after the thread limits are set)
-    from atoll_learner.train import make_step, step_arguments  # noqa: PLC0415
+    from atoll_learner.train import CompiledAhead, enable_compile_cache, make_step, step_arguments  # noqa: PLC0415
 
     cache = settings.learner.compile_cache
     enable_compile_cache(cache)
@@ -243,7 +236,6 @@ class Trainer:
             time.sleep(max(0.0, factor * min(self._late_s) - step_s))
 
     def _say_first(self, steps: int, loss: float) -> None:
-        """Log the first step, and the mean loss of the first few: how well a life began."""
         if steps <= WARM_STEPS:
             self._first_losses.append(loss)
         if steps == 1:

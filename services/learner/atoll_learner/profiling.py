@@ -1,14 +1,12 @@
 """A profile of some steps: the device's and XLA's work, and beside it what the island did, in one file for Perfetto.
 
-JAX's profiler writes what devices and XLA's threads do. It knows nothing of an island, whose pushes and fetches are coroutines
-that overlap; those are kept as spans (`atoll.base.spans`) and added afterwards, as asynchronous slices of the Chrome trace
-format, one track for each name. The two clocks are brought together by one mark whose time is known on both.
+JAX's profiler knows nothing of an island, whose pushes and fetches are coroutines that overlap. Those are kept as spans
+(`atoll.base.spans`) and added as asynchronous slices of the Chrome trace format; one mark is known on both clocks.
 
     <folder>/<learner>-<incarnation>.json.gz      open it in https://ui.perfetto.dev
     <folder>/<learner>-<incarnation>/             the same from JAX alone, as XProf and TensorBoard read it
 
-Recording begins after `SETTLED_STEPS`, when everything is compiled, and ends after `learner.profile_steps` more, or with the
-life of the learner. Rounds are marked where their result was adopted.
+Recording begins after `SETTLED_STEPS`, when everything is compiled. Rounds are marked where their result was adopted.
 """
 
 from __future__ import annotations
@@ -40,11 +38,6 @@ class StepProfiler:
     """Records `steps` steps of a learner into a folder; with no folder it does nothing."""
 
     def __init__(self, folder: Path | None, steps: int, name: str) -> None:
-        """Prepare a profile of `name`.
-
-        Raises:
-            SettingsError: the folder cannot be made.
-        """
         self._folder, self._last, self._name = folder, SETTLED_STEPS + steps, name
         self._mark_s: float | None = None
         if folder is not None:

@@ -4,7 +4,8 @@ Of the reference model, if its token shards are here, there are also a sample of
 loads it, and how it measures (`validation.json`). Of any other run there is `model.safetensors`, from the run's layout alone.
 If the run keeps an average of its values, that is `model-average.safetensors`; each file's metadata name which it is.
 
-How a model measures is found by the caller, because an evaluator has measured it already (`atoll_learner.evaluate`).
+How a model measures is found by the caller, because an evaluator has measured it already (`atoll_learner.evaluate`). Which
+model a run has is said by its record (`ModelSettings.describe`): a reader's own settings do not count.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+from pydantic import ValidationError
+
+from atoll.base.errors import SettingsError
 from atoll.base.files import write_whole
 from atoll.base.logs import configure, get
+from atoll.base.parsing import parsed
 from atoll.cli.reading import reading_bus
 from atoll.keys.rights import KINDS
 from atoll.run.folder import VALIDATION, unusable
@@ -26,11 +32,52 @@ from atoll.run.merged_model import MergedModel, read_merged, warn_if_partial, wa
 from atoll.run.record import founded_run
 from atoll.settings import Settings
 from atoll.wire.messages import RunRecord
+from atoll_learner.model_settings import LATER, ModelSettings
 from atoll_learner.process import LearnerWork, limit_threads, prepare_work
-from atoll_learner.run_model import model_of, work_of
+from atoll_learner.train_settings import usual_sequence
 
 if TYPE_CHECKING:
-    from atoll_learner.sample import Sampler
+    from atoll_learner.model import Sampler
+
+
+def model_of(run: RunRecord) -> ModelSettings | None:
+    """Return the reference model that a run record describes; None where it is a model of somebody's own loop."""
+    try:
+        return ModelSettings(**(LATER | parsed(run.model.encode(), dict[str, Any])))
+    except (msgspec.MsgspecError, ValidationError):
+        return None
+
+
+def work_of(run: RunRecord, work: LearnerWork) -> LearnerWork:
+    """Return `work` with the model of the run, and a sequence for it: as long as its learners' by default, or as was said.
+
+    Raises:
+        SettingsError: the run is of somebody's own model, or the text here has tokens that the run's model has not.
+        DataError: there is less held-out text than a sequence.
+    """
+    model = model_of(run)
+    if model is None:
+        raise SettingsError(
+            f"the model of run {run.run!r} is not the reference model",
+            got=run.model or "no description",
+            allowed="a run of `atoll learner` or `atoll up`",
+            todo="measure it with `--with`, and export it without data.dir",
+        )
+    if model == work.model:
+        return work
+    if model.vocab < work.shards.meta.vocab:
+        raise SettingsError(
+            f"the data has tokens that the model of run {run.run!r} has not",
+            got=f"{work.shards.meta.vocab} tokens in {work.shards.folder}",
+            allowed=f"at most {model.vocab}",
+            todo="name the run's own text (data.dir)",
+        )
+    follows = work.train.sequence == usual_sequence(work.model)
+    sequence = usual_sequence(model) if follows else min(work.train.sequence, model.context)
+    work.shards.check_measurable(sequence)
+    log.info("model.of_the_run", model=run.model, sequence=sequence)
+    return replace(work, model=model, train=work.train.model_copy(update={"sequence": sequence}))
+
 
 log = get(__name__)
 
@@ -71,9 +118,8 @@ def export_run(settings: Settings, out: Path) -> None:
         work = work_of(run, prepare_work(settings))
         limit_threads(settings.learner.threads)
 
-        from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415
         from atoll_learner.export import first_values  # noqa: PLC0415  (JAX only after the thread limits are set)
-        from atoll_learner.train import make_evaluator  # noqa: PLC0415
+        from atoll_learner.train import enable_compile_cache, make_evaluator  # noqa: PLC0415
 
         enable_compile_cache(settings.learner.compile_cache)
         first = first_values(work.model, run.seed, settings.learner.initial_model)
@@ -111,7 +157,7 @@ def write_values(out: Path, run: RunRecord, merged: MergedModel) -> None:
 
 def sampler_of(work: LearnerWork) -> Sampler:
     """Return what draws the sample of an exported model."""
-    from atoll_learner.sample import Sampler  # noqa: PLC0415  (loads JAX)
+    from atoll_learner.model import Sampler  # noqa: PLC0415  (loads JAX)
 
     return Sampler(work.model, work.shards.tokenizer(), SAMPLE_PROMPT, SAMPLE_BYTES)
 
@@ -125,7 +171,7 @@ def write_out(work: LearnerWork, out: Path, run: RunRecord, merged: MergedModel,
 
 def write_model(work: LearnerWork, out: Path, run: RunRecord, merged: MergedModel, sampler: Sampler) -> None:
     """Write the merged model to `out`, with the files that Transformers wants beside it, and a sample of its text."""
-    from atoll_learner.hugging_face import write_beside  # noqa: PLC0415
+    from atoll_learner.export import write_beside  # noqa: PLC0415
 
     write_values(out, run, merged)
     write_beside(out, work.model, work.shards)

@@ -2,17 +2,24 @@ r"""The inner step: next-token loss, Muon or AdamW, a learning rate that comes f
 
 With logits z and targets y, the loss is the mean of -log softmax(z)_y in nats per token. The rate is a function of
 the *run's* tokens, not of this learner's steps, so learners at different speeds and newcomers agree on it
-(`atoll_learner.schedule`).
+(`atoll_learner.train_settings`).
 
 The step does *not* donate its parameters: the island keeps those of the last completed step as its snapshot, and a
 donated buffer would be gone. The optimizer's state is donated, it is nobody else's.
+
+It is compiled once per machine, beside the joining. XLA's persistent cache makes a restart cheap, but learners that start
+together on one machine would all find it empty and compile the same step: four on two cores took 56 s to their first step. So
+they take turns (`atoll.base.user_cache`), and compile in a thread while they join (`CompiledAhead`); tracing needs no turn.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Final
 
 import jax
@@ -21,6 +28,8 @@ import numpy as np
 import numpy.typing as npt
 import optax
 
+from atoll.base.logs import get
+from atoll.base.user_cache import turn
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.model import Params, make_forward
 from atoll_learner.model_settings import EMBEDDINGS, ModelSettings
@@ -55,7 +64,6 @@ def optimizer(train: TrainSettings) -> optax.GradientTransformation:
 
 
 def _optimizer_of_each(params: Params) -> dict[str, str]:
-    """Return which of the two moves each tensor: Muon those that map one layer's values to another's."""
     return {name: "muon" if leaf.ndim == 2 and name not in EMBEDDINGS else "adam" for name, leaf in params.items()}
 
 
@@ -140,3 +148,41 @@ def make_evaluator(
         return nats / math.log(2.0) * per_byte
 
     return measure
+
+
+log = get(__name__)
+
+
+def enable_compile_cache(folder: Path | None) -> None:
+    """Keep compiled programs in `folder` for later processes; None keeps none."""
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    update: Callable[[str, object], None] = jax.config.update
+    update("jax_compilation_cache_dir", str(folder))
+    update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+class CompiledAhead:
+    """A jitted function, compiled for arguments like some in a thread; a process that ends waits for its compiler."""
+
+    def __init__(self, function: Any, arguments: tuple[Any, ...], cache: Path | None) -> None:  # noqa: ANN401  (jax.stages.Wrapped)
+        """Begin; `arguments` may be shapes (`jax.ShapeDtypeStruct`) in place of arrays."""
+        pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
+        self._work = pool.submit(_compile, function, arguments, cache)
+        pool.shutdown(wait=False)
+
+    def result(self) -> Any:  # noqa: ANN401  (jax.stages.Compiled)
+        """Return the compiled function, once it is ready. Raises what the compiler raised."""
+        return self._work.result()
+
+
+def _compile(function: Any, arguments: tuple[Any, ...], cache: Path | None) -> Any:  # noqa: ANN401
+    began_s = time.monotonic()
+    lowered = function.lower(*arguments)
+    traced_s = time.monotonic() - began_s
+    with turn(cache):
+        compiled = lowered.compile()
+    log.info("step.compiled", traced_s=round(traced_s, 2), took_s=round(time.monotonic() - began_s, 2))
+    return compiled

@@ -1,4 +1,23 @@
-"""Settings of training: batch, schedule by tokens, Muon or AdamW; without loading JAX."""
+r"""Settings of training, and the learning rate of a step by the run's tokens: warm-up, hold, a straight fall to nothing.
+
+With s the share of the run's token target that is trained, w the warm-up's share and d that of the decay, `wsd` (warmup,
+stable, decay) is
+
+.. math::
+
+    r(s) = r_{max} \cdot \min\left(1,\; \frac{s}{w},\; m + (1 - m) \frac{1 - s}{d}\right)
+
+where m is `rate_min_ratio`. It is at least as good as a cosine (Hu et al., arXiv 2404.06395; Haegele et al., arXiv 2405.18392),
+and the longer a run, the sooner its fall should begin, against the noise of its steps (Bergsma et al., arXiv 2502.15938). So
+where nobody says d, the rate is held for about as many steps whatever the run's length, as far as d keeps its bounds:
+
+.. math::
+
+    d = \max\left(\tfrac{2}{5},\; 1 - \frac{900 \cdot \text{tokens of a step}}{\text{token target}}\right), \qquad d \le 1 - w
+
+The 900 are steps of all learners together, because a learner does not know how many others there will be (docs/adr/0061).
+`cosine` is half a wave from the rate to its share `rate_min_ratio`. JAX is not loaded here.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +59,7 @@ def _share_or_auto(value: Any) -> Literal["auto"] | float:  # noqa: ANN401  (wha
 class TrainSettings(BaseModel):
     """The inner optimizer and its schedule, by tokens of the run.
 
-    The learning rate rises linearly during warm-up, is held, and falls at the end (`atoll_learner.schedule`). Without a token
-    target it stays constant.
+    The learning rate rises linearly during warm-up, is held, and falls at the end. Without a token target it stays constant.
 
     Attributes:
         batch: sequences of one micro-batch.
@@ -52,7 +70,7 @@ class TrainSettings(BaseModel):
             warm-up on.
         warmup: share of the run's token target during which the rate rises; if not given, it follows from the optimizer.
         decay: share of the run's token target, at its end, during which the rate falls; for "wsd". "auto" follows from the
-            target: the longer a run, the larger (`atoll_learner.schedule`). 0 holds the rate to the last token.
+            target: the longer a run, the larger. 0 holds the rate to the last token.
         rate_min_ratio: learning rate at the end, as a share of `rate`.
         tokens_before: tokens that were trained before this run began from `learner.initial_model`; the schedule covers both
             runs and goes on where the first one stood.
@@ -155,7 +173,7 @@ def usual_rate(model: ModelSettings, optimizer: str) -> float:
     Muon needs a short warm-up only: its steps have one length, whatever the first gradients are. AdamW's second moments have
     to become known first (docs/adr/0061).
 
-    Left out: the tokens of a run (its schedule knows them, `atoll_learner.schedule`), its batch, and the number of learners
+    Left out: the tokens of a run (its schedule knows them), its batch, and the number of learners
     (each steps with a batch of its own, so more of them make none larger).
 
     Examples:
@@ -168,3 +186,35 @@ def usual_rate(model: ModelSettings, optimizer: str) -> float:
     """
     rate = ANCHOR_RATE * (ANCHOR_PARAMETERS / layer_parameters(model)) ** EXPONENT
     return float(f"{TIMES[optimizer] * min(RATE_MAX, rate):.2g}")
+
+
+HOLD_STEPS: Final = 900
+"""The rate begins to fall after so many steps of all learners, where the bounds of the decay allow it."""
+DECAY_MIN: Final = 0.4
+
+
+def learning_rate(train: TrainSettings, run_tokens: int, tokens_target: int) -> float:
+    """Return the rate of the step that begins after `run_tokens` of `tokens_target` tokens; constant without a target.
+
+    Tokens that were trained before the run count as the first of both. During warm-up the rate is that of the step's end: a
+    first step of next to no length would be the measure by which shards judge the next ones (`atoll.protocol.quarantine`).
+    """
+    if tokens_target <= 0:
+        return train.rate
+    run_tokens, tokens_target = run_tokens + train.tokens_before, tokens_target + train.tokens_before
+    warm = max(1.0, train.warmup * tokens_target)
+    risen = min(1.0, (run_tokens + train.tokens_per_step) / warm) if run_tokens < warm else 1.0
+    if train.schedule == "cosine":
+        share = min(1.0, max(0.0, run_tokens - warm) / max(1.0, tokens_target - warm))
+        left = 0.5 * (1.0 + math.cos(math.pi * share))
+    else:
+        falling = max(1.0, decay_share(train, tokens_target) * tokens_target)
+        left = min(1.0, max(0, tokens_target - run_tokens) / falling)
+    return train.rate * min(risen, train.rate_min_ratio + (1.0 - train.rate_min_ratio) * left)
+
+
+def decay_share(train: TrainSettings, tokens_target: int) -> float:
+    """Return the share of `tokens_target` (> 0) during which the rate of "wsd" falls."""
+    if train.decay != "auto":
+        return train.decay
+    return min(1.0 - train.warmup, max(DECAY_MIN, 1.0 - HOLD_STEPS * train.tokens_per_step / tokens_target))

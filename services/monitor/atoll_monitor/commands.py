@@ -80,7 +80,7 @@ def dashboard(  # noqa: PLR0913  (one option each)
     """
     from atoll.base.extras import require  # noqa: PLC0415  (a verb loads what it needs when it runs)
     from atoll.cli.reading import WATCHERS, check_kind, settings_of  # noqa: PLC0415
-    from atoll.local.browser import open_page  # noqa: PLC0415
+    from atoll.local.console import open_page  # noqa: PLC0415
     from atoll.run.folder import saved_run  # noqa: PLC0415
     from atoll.settings import load  # noqa: PLC0415
 

@@ -44,12 +44,11 @@ from atoll.protocol.events import Push
 from atoll.settings import Settings
 from atoll.wire.messages import RunRecord
 from atoll_learner.checkpoints import RETURN_SHARE, possible
-from atoll_learner.data.batches import BatchReader
-from atoll_learner.feed import LOOK_S, Supply
+from atoll_learner.feed import LOOK_S, BatchReader, Supply
 from atoll_learner.model import Params, embedding_rules
 from atoll_learner.process import LearnerWork
-from atoll_learner.schedule import learning_rate
 from atoll_learner.train import Step, init_optimizer
+from atoll_learner.train_settings import learning_rate
 from atoll_simulator.scenario import Lie
 
 SCALE: Final = 10.0

@@ -26,7 +26,7 @@ from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.local.console import ConsolePicture, RunConsole
 from atoll.local.journal import Journal
 from atoll.local.options import UpPlan, shard_names, standby_names
-from atoll.local.run_store import kept_ledger
+from atoll.local.run_store import last_facts
 from atoll.local.services import LEARNERS_LEAVE_S
 from atoll.local.supervisor import SHARDS_FINISH_S, SHARDS_LEAVE_S
 from atoll.protocol.ledger import Ledger
@@ -111,7 +111,7 @@ class Simulation:
         self._watch = Watch(self._bus, self._settings.run, view, self.clock)
         self._devices = jax.local_devices()
         self._shards = shard_names(self._settings.protocol.shards)
-        self._standbys = standby_names(self._settings.protocol.shards, up.standbys)
+        self._standbys = standby_names(self._settings.protocol.shards, up.settings.up.standbys)
         self._steps = 0
         self._stepped_s = 0.0
         self._first_real_s = self._last_real_s = 0.0
@@ -135,7 +135,7 @@ class Simulation:
                 await evaluator.evaluate()
                 await self._watch.catch_up()
                 merged = await read_merged(self._bus, run)
-            ledger = await kept_ledger(self._bus, self._settings.run, self._view)
+            ledger = (await last_facts(self._bus, self._settings.run, self._view)).ledger
             if ended == "finished" and ledger is not None:
                 ended, why = "failed", "a shard did not close its ledger"
             return SimulationOutcome(
@@ -217,7 +217,7 @@ class Simulation:
         await SimulatedLearner(self._shared, name, life.bus, parts).live()
 
     def _mean_s(self, name: str) -> float:
-        throttle = self._up.throttle.get(name, self._settings.learner.throttle)
+        throttle = self._settings.up.throttle.get(name, self._settings.learner.throttle)
         return self._scenario.step_s * throttle / self._scenario.speed.get(name, 1.0)
 
     def _on_step(self) -> None:

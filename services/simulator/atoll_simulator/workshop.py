@@ -158,7 +158,9 @@ def plan_run(request: UpRequest) -> tuple[UpPlan, Scenario]:
     unlocked = FlagText("--locked", "up.locked", value=False)
     up = plan(replace(request, run="sim", fresh=True, assignments=(*request.assignments, unlocked)))
     shards = up.settings.protocol.shards
-    scenario = scenario_of(up.settings.sim, up.learners, (*shard_names(shards), *standby_names(shards, up.standbys)))
+    scenario = scenario_of(
+        up.settings.sim, up.learners, (*shard_names(shards), *standby_names(shards, up.settings.up.standbys))
+    )
     if not up.settings.protocol.tokens_target and not scenario.max_s:
         raise SettingsError(
             "this run would never end", got="no token target", todo="give --tokens, or set sim.max_s in seconds"
@@ -180,15 +182,19 @@ def with_data(up: UpPlan, folder: RunFolder, face: RunConsole) -> Settings:
     if not (data / "meta.json").exists():
         with face.stage("preparing data"):
             vocabulary = Vocabulary(up.tokenizer) if up.tokenizer else 0
-            prepare(files_of(list(up.corpus)) if up.corpus else stdlib_files(), data, vocabulary=vocabulary)
+            corpus = list(settings.up.corpus)
+            prepare(
+                files_of(corpus) if corpus else stdlib_files(),
+                data,
+                vocabulary=vocabulary,
+            )
     return settings.model_copy(update={"data": settings.data.model_copy(update={"dir": data})})
 
 
 def compile_shared(settings: Settings, folder: RunFolder):  # type: ignore[no-untyped-def]  # noqa: ANN201
     """Return the parts that all learners share, compiled."""
-    from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415
     from atoll_learner.export import first_values  # noqa: PLC0415  (loads JAX)
-    from atoll_learner.train import make_step  # noqa: PLC0415
+    from atoll_learner.train import enable_compile_cache, make_step  # noqa: PLC0415
     from atoll_simulator.learner import SharedParts, warm  # noqa: PLC0415
 
     enable_compile_cache(settings.learner.compile_cache or program_cache(folder.out))

@@ -1,73 +1,81 @@
 """`atoll broker`: a broker for islands, with the limits that Atoll needs, until Ctrl-C; `status` looks at its nodes.
 
-It is nats-server itself, from the wheel or the machine. A server that dies is started again; one whose disk was full, as soon
-as there is room. With `--cluster` it is one of several nodes (`atoll.bus.server`). With `--keys` it is behind a locked door:
-TLS, and only who is on the roll of that folder (`atoll keys`), each with the rights of its kind. For accounts of another kind,
-add a file of nats-server's own configuration (`--include`).
+It is nats-server itself, and is started again when it dies, or has room on its disk again. With `--cluster` it is one of
+several nodes (`atoll.bus.cluster`). With `--keys` it is behind a locked door: TLS, and only who is on the roll of that folder
+(`atoll keys`), each with the rights of its kind. For accounts of another kind, add a file of nats-server's own (`--include`).
 
-**Regions.** With `--leaf-port` it is the hub of regions, and with `--leaf-of` the broker of one (`atoll.bus.regions`). A locked
-hub lets a region in by an identity of kind `region`. The region's broker is locked, too: it has a copy of the hub's folder of
-keys, from which its door follows, and lets in learners, readers and evaluators of the run that its identity is of, and the
-premerger of this region. The region has the name of its identity: by that the hub knows what it may hear.
+**Regions.** With `--leaf-port` it is the hub of regions, and with `--leaf-of` the broker of one (`atoll.bus.regions`). A
+locked hub lets a region in by an identity of kind `region`, whose name the region has: by that the hub knows what it may hear.
+Its broker is locked, too, by a copy of the hub's folder of keys.
 
 **status** says which roll each node of a locked broker follows, its versions, its peers, and leaves with 1 if one differs.
-Every address is looked at by itself: a node that nobody reaches, or that has lost the others, is a line of its own. Then one
-question goes to all nodes at once (`ManagingBus.nodes`). The newest roll is the one that was changed last: of those that
-nodes follow, and with `--keys` also the one of that folder. The broker of a region is no node: look at it by its own address.
+Every address is looked at by itself, then one question goes to all nodes at once (`atoll.bus.server_info`). The newest roll is
+the one that was changed last, with `--keys` that of the folder included. The broker of a region is no node of its hub.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json as json_text
-import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 import typer
 
 from atoll.base.errors import SettingsError
-from atoll.bus.options import CLUSTER_PORT, LEAF_PORT, PORT
-from atoll.cli.options import Assignments, Broker, Config
-from atoll.cli.output import say
+from atoll.base.files import read_text
+from atoll.base.logs import configure
+from atoll.base.wording import as_duration, as_time
+from atoll.bus.interface import NodeStatus
+from atoll.bus.options import CLUSTER_PORT, PORT, Credentials, addresses
+from atoll.bus.regions import HubSide, RegionSide, ServerLink, domain_of, hub_addresses
+from atoll.bus.server import ClusterNode, broker_of, greeting
+from atoll.cli.options import Assignments, Broker, Config, Json
+from atoll.cli.output import plain_table, print_table, say, say_json
 from atoll.cli.reading import check_kind, managing_bus, settings_of
-
-if TYPE_CHECKING:
-    from atoll.bus.interface import NodeStatus
-    from atoll.bus.options import Credentials
-    from atoll.bus.regions import RegionSide, ServerLink
-    from atoll.bus.server import ClusterNode
-    from atoll.keys.identity import HeldIdentity
-    from atoll.keys.locked import LockedDoor, LockedRegion
-    from atoll.keys.roll import RollStamp
-    from atoll.settings import Settings
+from atoll.keys.identity import HeldIdentity, read_identity
+from atoll.keys.locked import LockedDoor, LockedRegion
+from atoll.keys.roll import KeyFolder, RollStamp, read_tags, stamp_of
+from atoll.local.brokers import keep_running
+from atoll.settings import Settings
 
 DURABLE: Final = {
     "always": "an answer means that the disk has it",
     "os": "a power cut may lose the last seconds; a killed process loses nothing",
 }
+STALE: Final = "old roll"
+HeldRegion = tuple[RegionSide, HeldIdentity | None]
+"""The broker of a region: where its hub is, and who it is there."""
+
+
+verbs = typer.Typer(add_completion=False, rich_markup_mode=None, invoke_without_command=True)
+
+
+Sync = Annotated[
+    Literal["always", "os"],
+    typer.Option(help="When data must be on the disk: before each answer, or when the system likes."),
+]
+Route = Annotated[
+    list[str] | None, typer.Option(help="Where another node's --cluster-port is, nats://host:6222; once for each.")
+]
+ClusterPort = Annotated[
+    int | None, typer.Option(help=f"TCP port for the other nodes.  [default: {CLUSTER_PORT}]", min=1, max=65535)
+]
 LeafPort = Annotated[
     int | None, typer.Option(help="Be a hub: TCP port for the brokers of regions, often 7422.", min=1, max=65535)
 ]
 LeafOf = Annotated[
     str | None, typer.Option(help="Be the broker of a region: where the hub's --leaf-port is, nats://host:7422.")
 ]
-Region = Annotated[
-    str | None, typer.Option(help="The name of this region, another one for each.  [default: one is made up]")
+HealthFile = Annotated[
+    Path | None,
+    typer.Option(help="File to touch while the server lives, for `atoll health`.", envvar="ATOLL_HEALTH_FILE"),
 ]
-RegionIdentity = Annotated[
-    Path | None, typer.Option(help="Who this region is at a locked hub (`atoll keys add --kind region`).")
-]
-STALE: Final = "old roll"
-
-
-verbs = typer.Typer(add_completion=False, rich_markup_mode=None, invoke_without_command=True)
 
 
 @verbs.callback()
@@ -77,10 +85,7 @@ def broker(  # noqa: PLR0913  (one option each)
     store: Annotated[Path, typer.Option(help="Folder of its data; what is there goes on.")] = Path("atoll-broker"),
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for other machines.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="TCP port.", min=1, max=65535)] = PORT,
-    sync: Annotated[
-        Literal["always", "os"],
-        typer.Option(help="When data must be on the disk: before each answer, or when the system likes."),
-    ] = "always",
+    sync: Sync = "always",
     include: Annotated[
         Path | None, typer.Option(help="A file of nats-server's configuration to add: TLS, accounts.")
     ] = None,
@@ -88,48 +93,40 @@ def broker(  # noqa: PLR0913  (one option each)
         str | None, typer.Option(help="Be a node of the cluster of this name, which is the same for all its nodes.")
     ] = None,
     node: Annotated[int | None, typer.Option(help="The number of this node in the cluster, for good.")] = None,
-    route: Annotated[
-        list[str] | None, typer.Option(help="Where another node's --cluster-port is, nats://host:6222; once for each.")
-    ] = None,
-    cluster_port: Annotated[
-        int | None,
-        typer.Option(help=f"TCP port for the other nodes.  [default: {CLUSTER_PORT}]", min=1, max=65535),
-    ] = None,
+    route: Route = None,
+    cluster_port: ClusterPort = None,
     leaf_port: LeafPort = None,
     leaf_of: LeafOf = None,
-    region: Region = None,
-    identity: RegionIdentity = None,
+    region: Annotated[
+        str | None, typer.Option(help="The name of this region, another one for each.  [default: one is made up]")
+    ] = None,
+    identity: Annotated[
+        Path | None, typer.Option(help="Who this region is at a locked hub (`atoll keys add --kind region`).")
+    ] = None,
     keys: Annotated[
         Path | None, typer.Option(help="Folder of keys (`atoll keys new`): let in only who is on its roll.")
     ] = None,
-    health_file: Annotated[
-        Path | None,
-        typer.Option(help="File to touch while the server lives, for `atoll health`.", envvar="ATOLL_HEALTH_FILE"),
-    ] = None,
+    health_file: HealthFile = None,
 ) -> None:
     """Run a broker for islands, with its data in a folder, until Ctrl-C."""
     if context.invoked_subcommand is not None:
         return
-    from atoll.base.logs import configure  # noqa: PLC0415
-    from atoll.bus.server import broker_of  # noqa: PLC0415
-    from atoll.local.brokers import keep_running  # noqa: PLC0415
-
     configure(role="broker")
     member = _cluster_node(cluster, node, tuple(route or ()), cluster_port)
-    side = link_side(LinkOptions(leaf_port, leaf_of, region, identity), store, is_node=member is not None, keys=keys)
-    door = _locked_door(keys, store, include, member, side)
+    beside = "--cluster" if member is not None else "" if leaf_port is None else "--leaf-port"
+    side = _region_side(leaf_of, region, identity, store, keys, beside=beside)
+    door = _locked_door(keys, store, include, member, side, is_hub=leaf_port is not None)
     served = broker_of(
         store, port, member, door, include=_include_path(include), sync_always=sync == "always", host=host
     )
-    served.link = link = None if side is None else side.server_link(door)
+    served.link = _link(side, leaf_port, door)
 
     def ready(url: str) -> None:
         say(f"broker at {url}, listening on {host}:{port}")
         say(f"data in {store.absolute()}; sync {sync}: {DURABLE[sync]}; log in {served.log_path}")
         if member is not None:
             _say_node(member, host, locked=door is not None)
-        if link is not None:
-            say_link(link, host)
+        _say_link(served.link, host)
         if door is not None:
             _say_door(door, keys, host)
         elif include is None:
@@ -140,8 +137,6 @@ def broker(  # noqa: PLR0913  (one option each)
 
 
 def _include_path(file: Path | None) -> Path | None:
-    from atoll.base.files import read_text  # noqa: PLC0415
-
     if file is None:
         return None
     try:
@@ -154,9 +149,6 @@ def _include_path(file: Path | None) -> Path | None:
 
 
 def _say_door(door: LockedDoor, keys: Path | None, host: str) -> None:
-    """Say who may enter, by which names the broker is reached, and for how long its certificate holds."""
-    from atoll.base.wording import as_time  # noqa: PLC0415
-
     say(f"locked: TLS, and {door.entrants} identities of {keys} may enter (`atoll keys list {keys}`)")
     say(f"its certificate is for {', '.join(door.hosts)} and holds for {as_time(door.left_s(time.time()))}")
     if (elsewhere := [name for name in door.hosts if not _is_loopback(name)]) and _is_loopback(host):
@@ -173,11 +165,14 @@ def _is_loopback(host: str) -> bool:
 
 
 def _locked_door(
-    keys: Path | None, store: Path, include: Path | None, node: ClusterNode | None, side: LinkSide | None
+    keys: Path | None,
+    store: Path,
+    include: Path | None,
+    node: ClusterNode | None,
+    side: HeldRegion | None,
+    *,
+    is_hub: bool,
 ) -> LockedDoor | None:
-    from atoll.keys.locked import LockedDoor  # noqa: PLC0415
-    from atoll.keys.roll import KeyFolder  # noqa: PLC0415
-
     if keys is None:
         return None
     if include is not None:
@@ -187,14 +182,14 @@ def _locked_door(
             allowed="one of them",
             todo="leave --include away; --keys brings TLS and accounts",
         )
-    is_hub, region = (False, None) if side is None else (side.region is None, side.locked_region())
+    held = side and side[1]
+    region = LockedRegion(held, side[0].domain, side[0].hubs) if side and held else None
     return LockedDoor(KeyFolder(keys), store, node=node is not None, hub=is_hub, region=region)
 
 
 def _cluster_node(
     cluster: str | None, node: int | None, routes: tuple[str, ...], cluster_port: int | None
 ) -> ClusterNode | None:
-    from atoll.bus.server import ClusterNode  # noqa: PLC0415
 
     given = {"--node": node, "--route": routes or None, "--cluster-port": cluster_port}
     if cluster is None:
@@ -216,7 +211,6 @@ def _cluster_node(
 
 
 def _say_node(node: ClusterNode, host: str, *, locked: bool) -> None:
-    """Say what this node is part of, and what a person must know of it."""
     say(
         f"node {node.node} of cluster {node.name}, for the others at {host}:{node.port}; they are at {', '.join(node.routes)}"
     )
@@ -232,93 +226,60 @@ def _say_node(node: ClusterNode, host: str, *, locked: bool) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class LinkOptions:
-    """The options as they were given."""
-
-    leaf_port: int | None
-    leaf_of: str | None
-    region: str | None
-    identity: Path | None
-
-
-@dataclass(frozen=True, slots=True)
-class LinkSide:
-    """Which side of a link a broker is: the hub's at `port`, or that of a `region`, perhaps with an identity."""
-
-    port: int = LEAF_PORT
-    region: RegionSide | None = None
-    identity: HeldIdentity | None = None
-
-    def locked_region(self) -> LockedRegion | None:
-        """Return the region as the door of its leaf must know it."""
-        from atoll.keys.locked import LockedRegion  # noqa: PLC0415
-
-        if self.region is None or self.identity is None:
-            return None
-        return LockedRegion(self.identity, self.region.domain, self.region.hubs)
-
-    def server_link(self, door: LockedDoor | None) -> ServerLink:
-        """Return what the server is told, behind its door."""
-        from atoll.bus.regions import HubSide, RegionSide  # noqa: PLC0415
-
-        if self.region is None:
-            return HubSide(self.port, None if door is None else door.leaves)
-        if door is None or self.identity is None:
-            return self.region
-        return RegionSide(self.region.domain, self.region.hubs, door.remote, keeper_credentials(self.identity))
+def _link(side: HeldRegion | None, leaf_port: int | None, door: LockedDoor | None) -> ServerLink | None:
+    if side is None:
+        return None if leaf_port is None else HubSide(leaf_port, None if door is None else door.leaves)
+    region, held = side
+    if door is None or held is None:
+        return region
+    return RegionSide(region.domain, region.hubs, door.remote, keeper_credentials(held))
 
 
 def keeper_credentials(identity: HeldIdentity) -> Credentials:
     """Return what the keeper shows at the leaf beside it, which it reaches by an address that no certificate need name."""
-    from atoll.bus.options import Credentials  # noqa: PLC0415
-
     mine = identity.credentials()
     return Credentials(mine.name, mine.seed, mine.public, mine.authority, any_host=True)
 
 
-def link_side(options: LinkOptions, store: Path, *, is_node: bool, keys: Path | None) -> LinkSide | None:
-    """Return the side that the options mean, None for a broker without regions; raise `SettingsError` for nonsense."""
-    from atoll.bus.regions import RegionSide, domain_of, hub_addresses  # noqa: PLC0415
-
-    if options.leaf_of is None:
-        for flag, value in (("--region", options.region), ("--identity", options.identity)):
+def _region_side(
+    leaf_of: str | None, region: str | None, identity: Path | None, store: Path, keys: Path | None, *, beside: str
+) -> HeldRegion | None:
+    """Return the side of a region's broker; `beside` is what makes it another one as well."""
+    if leaf_of is None:
+        for flag, value in (("--region", region), ("--identity", identity)):
             if value is not None:
                 raise SettingsError(
                     f"{flag} is for the broker of a region",
                     got="no --leaf-of",
                     todo=f"give --leaf-of, or leave {flag} away",
                 )
-        return None if options.leaf_port is None else LinkSide(options.leaf_port)
-    if options.leaf_port is not None or is_node:
+        return None
+    if beside:
         raise SettingsError(
             "the broker of a region is a single server, and no hub of others",
-            got=f"{'--cluster' if is_node else '--leaf-port'} beside --leaf-of",
+            got=f"{beside} beside --leaf-of",
             todo="leave one of them away",
         )
-    hubs = hub_addresses(options.leaf_of)
-    if (options.identity is None) != (keys is None):
+    hubs = hub_addresses(leaf_of)
+    if (identity is None) != (keys is None):
         raise SettingsError(
             "a region of a locked hub needs its identity there, and a door of its own",
-            got="--keys without --identity" if options.identity is None else "--identity without --keys",
+            got="--keys without --identity" if identity is None else "--identity without --keys",
             allowed="both, or none of them for an open hub",
             todo="give --identity (`atoll keys add --kind region`) and --keys, a copy of the hub's folder",
         )
-    identity = None if options.identity is None else _region_identity(options.identity)
-    if identity is not None and options.region not in (None, identity.name):
+    held = None if identity is None else _region_identity(identity)
+    if held is not None and region not in (None, held.name):
         raise SettingsError(
             "the identity is that of another region",
-            got=f"--region {options.region} with the identity of {identity.name!r}",
-            allowed=f"--region {identity.name}, or no --region",
+            got=f"--region {region} with the identity of {held.name!r}",
+            allowed=f"--region {held.name}, or no --region",
             todo="give the region the name of its identity, or another identity",
         )
-    named = options.region if identity is None else identity.name
-    return LinkSide(region=RegionSide(domain_of(store, named), hubs), identity=identity)
+    return RegionSide(domain_of(store, region if held is None else held.name), hubs), held
 
 
 def _region_identity(path: Path) -> HeldIdentity:
-    from atoll.keys.identity import read_identity  # noqa: PLC0415
-
     held = read_identity(path)
     if held.kind != "region":
         raise SettingsError(
@@ -330,10 +291,7 @@ def _region_identity(path: Path) -> HeldIdentity:
     return held
 
 
-def say_link(link: ServerLink, host: str) -> None:
-    """Say whose leaf this broker is, or where it takes leaves."""
-    from atoll.bus.regions import HubSide, RegionSide  # noqa: PLC0415
-
+def _say_link(link: ServerLink | None, host: str) -> None:
     if isinstance(link, HubSide):
         scheme = "nats" if link.lock is None else "tls"
         say(f"hub of regions: they come to {host}:{link.port} (`atoll broker --leaf-of {scheme}://HOST:{link.port}`)")
@@ -378,30 +336,22 @@ def broker_status(
         Path | None, typer.Option(help="Your folder of keys: nodes that do not follow its roll are named, too.")
     ] = None,
     wait_s: Annotated[float, typer.Option("--wait", help="Seconds to wait for nodes.", min=0.5, max=60.0)] = 3.0,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Json = False,
     config: Config = None,
     assignments: Assignments = None,
 ) -> None:
     """Say which roll each node of a locked broker follows, its version, its peers; leave with 1 if one differs."""
-    from atoll.base.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll.keys.roll import KeyFolder, stamp_of  # noqa: PLC0415
-
     with settings_of(None, None, broker, config, assignments) as settings:
         check_kind(settings, ("operator",), "`atoll broker status` asks what only an operator may")
         configure(settings.log.format, "error", role="status")
         ours = None if keys is None else stamp_of(KeyFolder(keys).read())
         rows = asyncio.run(_rows(settings, wait_s, ours))
-    if json:
-        sys.stdout.write(json_text.dumps([asdict(row) for row in rows], indent=2) + "\n")
-    else:
-        show_nodes(rows)
+    (say_json if json else show_nodes)(rows)
     if any(row.faults for row in rows):
         raise typer.Exit(1)
 
 
 async def _rows(settings: Settings, wait_s: float, ours: RollStamp | None) -> list[NodeRow]:
-    from atoll.bus.options import addresses  # noqa: PLC0415
-
     async with managing_bus(settings, "broker status") as bus:
         greeted = await asyncio.gather(*(_greet(address) for address in addresses(settings.broker.url)))
         told = await bus.nodes(wait_s)
@@ -409,8 +359,6 @@ async def _rows(settings: Settings, wait_s: float, ours: RollStamp | None) -> li
 
 
 async def _greet(address: str) -> tuple[str, str]:
-    from atoll.bus.server import greeting  # noqa: PLC0415
-
     parts = urlsplit(address)
     host, port = parts.hostname or "", parts.port or PORT
     said = await asyncio.to_thread(greeting, host, port)
@@ -425,8 +373,6 @@ def rows_of(greeted: dict[str, str], told: Sequence[NodeStatus], ours: RollStamp
         told: what the nodes say.
         ours: the stamp of the operator's roll, if it is known.
     """
-    from atoll.keys.roll import read_tags  # noqa: PLC0415
-
     stamps = {node.name: read_tags(node.tags)[0] for node in told}
     newest = max((stamp for stamp in (*stamps.values(), ours) if stamp is not None), default=None)
     heard = {node.name for node in told}
@@ -444,8 +390,6 @@ def rows_of(greeted: dict[str, str], told: Sequence[NodeStatus], ours: RollStamp
 
 
 def _row(node: NodeStatus, address: str, everybody: Iterable[str], newest: RollStamp | None) -> NodeRow:
-    from atoll.keys.roll import read_tags  # noqa: PLC0415
-
     stamp, software = read_tags(node.tags)
     faults = [f"no route to {name}" for name in sorted({*everybody} - {node.name} - {*node.peers})]
     if stamp is None:
@@ -468,27 +412,15 @@ def _row(node: NodeStatus, address: str, everybody: Iterable[str], newest: RollS
 
 def show_nodes(rows: Sequence[NodeRow]) -> None:
     """Print a table, and below it what to do."""
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-
-    from atoll.base.wording import as_duration  # noqa: PLC0415
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("node", "address", "roll of", "digest", "nats-server", "atoll", "peers"):
-        table.add_column(heading)
-    for heading in ("clients", "up"):
-        table.add_column(heading, justify="right")
-    table.add_column("state")
+    names = ("node", "address", "roll of", "digest", "nats-server", "atoll", "peers")
+    table = plain_table((*names, "clients", "up", "state"), right=("clients", "up"))
     for row in rows:
         changed = "-" if row.roll_changed_s is None else _as_date(row.roll_changed_s)
         told = [row.node, row.address, changed, row.roll_digest, row.nats_server, row.atoll, ", ".join(row.peers)]
         clients = "-" if row.connections is None else f"{row.connections:,}"
         up = "-" if row.up_s is None else as_duration(row.up_s)
         table.add_row(*(text or "-" for text in told), clients, up, "; ".join(row.faults) or "ok")
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 240
-    console.print(table)
+    print_table(table, 240)
     if any(STALE in row.faults for row in rows):
         say(
             "to do: copy roll.json of your folder of keys to the nodes with an old roll; they take it over within a second"

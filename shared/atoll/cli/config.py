@@ -19,7 +19,7 @@ import typer
 
 from atoll.base.errors import SettingsError, redact
 from atoll.cli.options import Assignments, Config
-from atoll.cli.output import say
+from atoll.cli.output import say, say_json
 from atoll.local import run_settings
 from atoll.local.run_settings import FOLLOWING, flat
 from atoll.settings import LoadedSettings, SettingsFallback, given_values, load
@@ -49,7 +49,7 @@ def config_verb(  # noqa: PLR0913  (one option each)
 ) -> None:
     """Print `name = value` and the origin of each value, one per line."""
     if schema:
-        say(json.dumps(settings_schema(), indent=2))
+        say_json(settings_schema())
         return
 
     fallback = None
@@ -75,7 +75,6 @@ def _shown_values(loaded: LoadedSettings) -> tuple[dict[str, Any], dict[str, str
 def _explained_lines(
     loaded: LoadedSettings, fallback: SettingsFallback | None, names: Sequence[str] | None, *, toml: bool
 ) -> Iterator[str]:
-    """Return the settings of these names with what there is to know of each, in full or as a TOML file."""
     values, origins = _shown_values(loaded)
     settings = _select({one.name: one for one in every_setting()}, names)
     if not toml:
@@ -89,11 +88,6 @@ def _explained_lines(
 
 
 def _select(known: Mapping[str, T], names: Sequence[str] | None) -> dict[str, T]:
-    """Return the settings and sections of these names, all if there are none.
-
-    Raises:
-        SettingsError: there is no such setting or section.
-    """
     for name in names or ():
         if not any(_is_within(one, name) for one in known):
             raise SettingsError(

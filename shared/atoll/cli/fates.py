@@ -21,6 +21,7 @@ from rich.table import Table
 from atoll.base.errors import SettingsError
 from atoll.base.logs import configure
 from atoll.cli.options import Assignments, Broker, Config, Out, Run
+from atoll.cli.output import plain_table
 from atoll.cli.reading import agreement_of, reading_bus, saved_in, settings_of, view_of_saved
 from atoll.protocol.data import DataLedger, sums_by_epoch, sums_by_learner
 from atoll.protocol.ledger import Ledger, apportion
@@ -71,7 +72,6 @@ class ReadFates:
 
 
 async def _read_fates(settings: Settings) -> ReadFates:
-
     async with reading_bus(settings, "fates") as bus:
         record = await founded_run(bus, settings.run)
         lives = await ledger.read_lives(bus, record)
@@ -123,13 +123,8 @@ def show(lives: list[IncarnationAccount], fragments: int, rebuilt: Rebuilt | Non
 
 
 def _fates_table(lives: list[IncarnationAccount], fragments: int, sums: dict[str, int], due: int) -> Table:
-    """Return a row per incarnation and one for the run, with a column for each fate that some token has met."""
     shown = [fate for fate, tokens in sums.items() if tokens]
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("incarnation")
-    table.add_column("state")
-    for heading in ("trained", *shown):
-        table.add_column(heading, justify="right")
+    table = plain_table(("incarnation", "state", "trained", *shown), right=("trained", *shown))
     for life in lives:
         counts = apportion(life.fates(fragments), fragments)
         row = [f"{counts.get(fate, 0):,}" for fate in shown]
@@ -141,12 +136,10 @@ def _fates_table(lives: list[IncarnationAccount], fragments: int, sums: dict[str
 
 def show_data(data: DataLedger) -> None:
     """Print the state of the blocks of each recent epoch, and how much each learner has read."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("epoch", "finished", "leased", "returned", "untouched"):
-        table.add_column(heading, justify="left" if heading == "epoch" else "right")
+    states = ("finished", "leased", "returned", "untouched")
+    table = plain_table(("epoch", *states), right=states)
     for sums in sums_by_epoch(data):
-        counts = (sums.finished, sums.leased, sums.returned, sums.untouched)
-        table.add_row(str(sums.epoch), *(f"{blocks:,}" for blocks in counts))
+        table.add_row(str(sums.epoch), *(f"{getattr(sums, state):,}" for state in states))
     console = wide_console(table)
     console.print(f"\nblocks of data, {data.blocks:,} to an epoch")
     console.print(table)

@@ -8,23 +8,19 @@ private: whoever has the file is that identity.
 from __future__ import annotations
 
 import asyncio
-import json as json_text
 import math
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from atoll.base.errors import AtollError, EnvironmentFault, SettingsError, on_one_line
 from atoll.base.wording import DAY_S, as_time, counted
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
-from atoll.cli.options import Broker
-from atoll.cli.output import say
+from atoll.cli.options import Broker, Json
+from atoll.cli.output import plain_table, print_table, say, say_json
 from atoll.keys.certificates import ends_at_s, hosts_of
 from atoll.keys.identity import read_identity
 from atoll.keys.rights import Kind
@@ -54,7 +50,7 @@ verbs = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode
 @verbs.command(name="new")
 def new(folder: Folder, hosts: Hosts = ["127.0.0.1", "localhost"]) -> None:  # noqa: B006  (typer copies it)
     """Make a folder of keys: an authority, a broker's certificate, an operator."""
-    path = _folder(folder).create(hosts, time.time())
+    path = KeyFolder(folder).create(hosts, time.time())
     say(f"keys in {folder}; the broker is reached as {', '.join(hosts)}")
     say(f"your own identity, an operator of every run: {path}")
     say(f"next: atoll keys add {folder} NAME --run RUN, then atoll broker --keys {folder}")
@@ -91,7 +87,7 @@ def add(  # noqa: PLR0913  (one option each)
         raise SettingsError("an identity is of one run", got=f"--kind {kind} without --run", todo="give --run")
     now_s = time.time()
     until_s = now_s + days * DAY_S if days else 0.0
-    keys = _folder(folder)
+    keys = KeyFolder(folder)
     path = keys.add(name, kind, run, now_s, founds=founds, until_s=until_s, region=region)
     say(f"{kind} {name}: {path}")
     _mind_region(keys, run, region)
@@ -134,7 +130,7 @@ def provide(  # noqa: PLR0913  (one option each)
         **dict.fromkeys(reader, "reader"),
         **dict.fromkeys(premerger, "premerger"),
     }
-    keys = _folder(folder)
+    keys = KeyFolder(folder)
     try:
         ensure(keys, run, kinds, hosts, regions=at)
         changed = hand_out(keys, run, kinds, into, regions)
@@ -149,9 +145,9 @@ def provide(  # noqa: PLR0913  (one option each)
 
 
 @verbs.command(name="list")
-def list_keys(folder: Folder, *, json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def list_keys(folder: Folder, *, json: Json = False) -> None:
     """List who may enter: kind, run, state, when their keys end."""
-    now_s, keys = time.time(), _folder(folder)
+    now_s, keys = time.time(), KeyFolder(folder)
     entries = keys.read().entries
     if json:
         rows = [
@@ -160,7 +156,7 @@ def list_keys(folder: Folder, *, json: Annotated[bool, typer.Option("--json", he
             | {"keys": [{"public": key.public, "until_s": key.until_s or None} for key in one.keys]}
             for one in entries
         ]
-        sys.stdout.write(json_text.dumps(rows, indent=2) + "\n")
+        say_json(rows)
         return
     _show(entries, now_s)
     try:
@@ -181,7 +177,7 @@ def move(
     region: Annotated[str, typer.Option(help="Region that it is in, hub for none, or empty where nobody knows.")],
 ) -> None:
     """Say where a learner is: only its region's broker may then write for it."""
-    keys = _folder(folder)
+    keys = KeyFolder(folder)
     keys.move(name, run, region, time.time())
     if region:
         what = "from no region's broker" if region == "hub" else f"from the broker of {region}, of no other region"
@@ -199,9 +195,9 @@ def revoke(folder: Folder, name: Name, run: OfRun = "", broker: Broker = None) -
         raise SettingsError(
             "what an identity has stored is of one run", got="--broker without --run", todo="give --run"
         )
-    _folder(folder).revoke(name, run, time.time())
+    KeyFolder(folder).revoke(name, run, time.time())
     if broker is not None:
-        removed, goes_on = asyncio.run(_clear(_folder(folder), name, run, broker))
+        removed, goes_on = asyncio.run(_clear(KeyFolder(folder), name, run, broker))
         say(f"removed {counted(removed, 'message')} that {name} had queued or stored")
         if goes_on:
             say(f"{name} stores more: its broker has not let go of it; once it has, give this command again")
@@ -246,7 +242,7 @@ def rotate(
     readmit: Annotated[bool, typer.Option("--readmit", help="Let in again who was revoked.")] = False,  # noqa: FBT002
 ) -> None:
     """Give an identity a new key; the former one holds for a while."""
-    now_s, keys = time.time(), _folder(folder)
+    now_s, keys = time.time(), KeyFolder(folder)
     # A revoked one has no keys, and neither has one whose keys have all ended: nothing holds on.
     holding = [
         key
@@ -277,7 +273,7 @@ def rotate(
 @verbs.command(name="certificate")
 def certificate(folder: Folder, hosts: Hosts) -> None:
     """Give the broker a new certificate, for these hosts."""
-    _folder(folder).certify(hosts)
+    KeyFolder(folder).certify(hosts)
     say(f"certificate for {', '.join(hosts)}; a broker that follows {folder} uses it from its next connection on")
     say("copy it to all nodes of a cluster in one go: they take no other certificate than their own")
 
@@ -291,23 +287,12 @@ def _mind_region(keys: KeyFolder, run: str, region: str) -> None:
         )
 
 
-def _folder(path: Path) -> KeyFolder:
-
-    return KeyFolder(path)
-
-
 def _show(entries: tuple[RollEntry, ...], now_s: float) -> None:
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("run", "name", "kind", "region", "state", "keys end"):
-        table.add_column(heading)
+    table = plain_table(("run", "name", "kind", "region", "state", "keys end"))
     for one in entries:
         ends = [
             "never" if not key.until_s else f"in {as_time(key.until_s - now_s)}" for key in one.keys if key.holds(now_s)
         ]
         kind = f"{one.kind}, founds" if one.founds else one.kind
         table.add_row(one.run, one.name, kind, one.region or "-", one.state(now_s), ", ".join(ends) or "-")
-    console = Console()
-    if not console.is_terminal:
-        console.width = 200
-    console.print(table)
+    print_table(table)

@@ -55,7 +55,7 @@ VERBS: Final = {
     ),
     "config": Verb("run", "Show every setting, its value and where it comes from.", "config:config_verb"),
     "doctor": Verb(
-        "run", "Check what Atoll needs on this machine, and that a run can be joined from here.", "doctor:doctor"
+        "run", "Check what Atoll needs on this machine, and that a run can be joined from here.", "deploy:doctor"
     ),
     "version": Verb("run", "Print the version, and which wire versions it speaks.", "main:version_verb"),
     "status": Verb(
@@ -84,7 +84,7 @@ VERBS: Final = {
     "runs": Verb(
         "keep", "List the runs that a broker keeps: how far they are, and what they take of its disk.", "runs:verbs"
     ),
-    "archive": Verb("keep", "Look at checkpoints outside the broker.", "archive:verbs"),
+    "archive": Verb("keep", "Look at checkpoints outside the broker.", "replay:verbs"),
 }
 
 

@@ -12,6 +12,7 @@ Config = Annotated[Path | None, typer.Option(help="A TOML file of settings.")]
 Assignments = Annotated[list[str] | None, typer.Option("--set", help="One setting, as a.b=c; repeatable.")]
 Out = Annotated[Path | None, typer.Option(help="The folder of a run of `atoll up`, in place of --run and --broker.")]
 Run = Annotated[str | None, typer.Option(help="Run id.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Broker = Annotated[
     str | None,
     typer.Option(help="URL of a running broker, nats://host:port; of a cluster several, separated by commas."),

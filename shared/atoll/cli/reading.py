@@ -178,7 +178,6 @@ async def managing_bus(settings: Settings, name: str) -> AsyncIterator[ManagingB
 
 
 async def _open_patiently(settings: Settings, name: str, opening: Callable[..., Awaitable[B]]) -> B:
-    """Return what `opening` opens at the broker of `settings`; say so if the broker keeps us waiting."""
     broker = settings.broker
     hint = asyncio.get_running_loop().call_later(
         HINT_S,
@@ -231,7 +230,6 @@ def _read_history(
     config: Path | None,
     assignments: list[str] | None,
 ) -> tuple[History, ProtocolSettings | None]:
-
     if (saved := saved_in(out, run, broker)) is not None:
         history = History(virtual=saved.simulated)
         history.read_file(saved.folder / EVENTS_FILE)
@@ -267,7 +265,6 @@ def agreement_of(saved: SavedRun) -> ProtocolSettings:
 
 
 def _require_agreement(agreement: ProtocolSettings | None, where: Path | None) -> ProtocolSettings:
-
     if agreement is None:
         raise SettingsError(
             "nothing says what the processes of this run agreed on",
@@ -278,7 +275,6 @@ def _require_agreement(agreement: ProtocolSettings | None, where: Path | None) -
 
 
 async def _read_log(settings: Settings, verb: str) -> tuple[History, ProtocolSettings]:
-
     history = History()
     async with reading_bus(settings, verb) as bus:
         record = await founded_run(bus, settings.run)

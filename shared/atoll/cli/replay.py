@@ -1,11 +1,14 @@
-"""`atoll replay`: what happened is done once more, by the same code: the facts of a machine, or all rounds of a run.
+"""`atoll replay`, which does once more what happened, by the same code; and `atoll archive`: what an archive holds of a run.
 
     atoll replay logs/facts-shard-0-1.jsonl         the last facts of a machine, a line per fact, and where it breaks
     atoll replay runs/demo                          every round that a run has retained, to the same bits (`cli.replay_run`)
     atoll replay demo --archive s3://bucket/runs    the same of a run whose folder is not here
 
 A dump is written when something of ours fails, or on SIGUSR1 (`atoll.base.fact_dumps`). The same code makes the same
-decisions, so a bug that a dump holds is seen again, and its mending too. Neither needs a broker.
+decisions, so a bug that a dump holds is seen again, and its mending too.
+
+`atoll archive show` looks at manifests only: it needs no identity, and checks signatures only if it is given one. None of these
+verbs needs a broker.
 """
 
 from __future__ import annotations
@@ -13,19 +16,22 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+from atoll.archive.checkpoint_store import CheckpointStore
+from atoll.archive.checkpoints import Manifest, RunCheckpoint
 from atoll.archive.object_store import open_archive
 from atoll.archive.replay import ReplayedRound, RunReplay
 from atoll.archive.rounds import RoundStore, foundings
-from atoll.base.errors import CheckpointError, DataError, SettingsError
+from atoll.base.errors import CheckpointError, DataError, SettingsError, for_a_terminal
 from atoll.base.fact_dumps import DUMP_BYTES_MAX
 from atoll.base.files import read_file
 from atoll.base.wording import counted
-from atoll.cli.options import Assignments, Config
+from atoll.cli.options import Assignments, Config, Run
 from atoll.cli.output import printable, say
 from atoll.keys.identity import read_identity
 from atoll.local.own_brokers import RunKeys, keys_of
@@ -170,7 +176,6 @@ def open_rounds(what: str, archive: str | None, identity: Path | None, origin: s
 
 
 def _locate_run(what: str, archive: str | None, identity: Path | None) -> tuple[str, str, Path | None]:
-    """Return the id of a run, its archive and an identity of it, from its folder or from its id with `archive`."""
     folder = Path(what)
     file = read_run_file(folder) if folder.is_dir() else None
     if file is not None:
@@ -187,7 +192,6 @@ def _locate_run(what: str, archive: str | None, identity: Path | None) -> tuple[
 
 
 def _replay_fragment(again: RunReplay, fragment: int, version: int | None) -> list[ReplayedRound]:
-    """Replay a fragment, and say now and then how far; with a version, return that round alone."""
     found: list[ReplayedRound] = []
     said_s = time.monotonic()
     for made in again.fragment(fragment, version):
@@ -221,3 +225,119 @@ def _say_round(made: ReplayedRound) -> None:
         say("    " + printable(str(difference)))
     if made.identical:
         say(f"    values {made.digest}")
+
+
+verbs = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+
+
+@verbs.command(name="show")
+def show(
+    url: Annotated[str, typer.Argument(help="The archive: a folder, file:///folder or s3://bucket/prefix.")],
+    run: Run = None,
+    *,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every object too and compare it with its name.")
+    ] = False,
+    identity: Annotated[
+        Path | None,
+        typer.Option(help="An identity of the run: show only what its shards signed, as a rebuilding sees it."),
+    ] = None,
+) -> None:
+    """List the checkpoints of an archive: shards, versions, tokens, bytes, times."""
+    signatures = None
+    if identity is not None:
+        signatures = read_identity(identity).signatures()
+    object_store = open_archive(url)
+    folders = {name.path.split("/")[0] for name in object_store.names("") if "/" in name.path}
+    found = {folder for folder in folders if is_token(folder)}
+    for folder in sorted(folders - found):
+        say(f"not a run: {for_a_terminal(folder)}")
+    runs = sorted(found) if run is None else [run]
+    if not found & set(runs):
+        raise CheckpointError(
+            "the archive holds nothing of this run" if run else "there is no archive here",
+            got=f"{run or 'no run'} in {url}",
+            allowed=", ".join(sorted(found)) or None,
+            todo="check the URL and --run",
+        )
+    for name in runs:
+        store = CheckpointStore(object_store, name, signatures)
+        say(f"run {name}")
+        for checkpoint in store.checkpoints():
+            for line in lines(store, checkpoint, verify=verify):
+                say(line)
+
+
+@verbs.command(name="sign")
+def sign(
+    url: Annotated[str, typer.Argument(help="The archive: a folder, file:///folder or s3://bucket/prefix.")],
+    *,
+    run: Annotated[str, typer.Option(help="The run whose checkpoints are signed.")],
+    identity: Annotated[
+        Path, typer.Option(help="The identity that signs: an operator's, or a synchronizer's of the run.")
+    ],
+) -> None:
+    """Sign what an open run archived, so that a locked run may be rebuilt from it."""
+    held = read_identity(identity)
+    held.check_run(run)
+    if held.kind not in ("operator", "synchronizer"):
+        raise SettingsError(
+            "nobody would believe these signatures",
+            got=f"the identity of {held.kind} {held.name!r}",
+            allowed="an operator, or a synchronizer of the run",
+            todo="give the operator's identity (--identity KEYS/identities/operator.toml)",
+        )
+    object_store = open_archive(url)
+    store = CheckpointStore(object_store, run, held.signatures())
+    parts = store.parts()
+    if not parts:
+        raise CheckpointError(
+            "the archive holds nothing of this run", got=f"{run} in {url}", todo="check the URL and --run"
+        )
+    signed = 0
+    for part in parts:
+        try:
+            store.endorse(part)
+        except CheckpointError as error:
+            say(f"not signed: {error.what}: {error.got}")
+        else:
+            signed += 1
+            if part.opened:
+                say(f"signed, too: shard {part.shard} goes on in epoch {part.epoch}, from checkpoint {part.number} on")
+    say(f"signed {signed} of {len(parts)} manifests of run {run} as {held.kind} {held.name}")
+
+
+def lines(store: CheckpointStore, checkpoint: RunCheckpoint, *, verify: bool) -> list[str]:
+    """Return the lines that describe one checkpoint."""
+    state = "complete" if checkpoint.complete else f"lacks shards {', '.join(map(str, checkpoint.missing))}"
+    shards = []
+    for shard, part in sorted(checkpoint.parts.items()):
+        try:
+            manifest = store.read(part)
+            if verify:
+                for found in manifest.objects.values():
+                    store.get_object(shard, found)
+        except CheckpointError as error:
+            state = "damaged"
+            shards.append(f"    shard {shard}  DAMAGED: {error.what}: {error.got}")
+        else:
+            shards.append(shard_line(manifest, at_number=checkpoint.number))
+    return [f"  checkpoint {checkpoint.number:>8}  {state}  founding {checkpoint.founding}", *shards]
+
+
+def shard_line(manifest: Manifest, at_number: int) -> str:
+    """Return the line that describes one shard's part of a checkpoint."""
+    versions = [piece.head.version for piece in manifest.pieces]
+    size = sum(found.size_bytes for found in manifest.objects.values())
+    made = datetime.fromtimestamp(manifest.made_at_s, UTC).isoformat(timespec="seconds")
+    tail = (
+        ""
+        if not manifest.final
+        else " finished"
+        if manifest.number == at_number
+        else f" finished at checkpoint {manifest.number}"
+    )
+    return (
+        f"    shard {manifest.shard}  epoch {manifest.epoch}  versions {min(versions)}..{max(versions)}  "
+        f"{manifest.tokens:,} tokens  {size:,} bytes  {made}{tail}"
+    )

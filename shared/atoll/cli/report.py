@@ -5,24 +5,18 @@ Runs that are still going are compared in a browser: `atoll dashboard FOLDER FOL
 
 from __future__ import annotations
 
-import json as json_text
-import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from atoll.base.errors import for_a_terminal
 from atoll.base.wording import as_duration, as_share
+from atoll.cli.options import Json
+from atoll.cli.output import plain_table, print_table, say_json
 from atoll.report.comparison import ComparedRun, comparison_row, read_report, with_distinct_names
-
-WIDTH_NO_TERMINAL = 200
-
 
 verbs = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
@@ -36,14 +30,11 @@ def _group() -> None:
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or their report.json.", metavar="RUN...")],
     *,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Print optimizer, tokens, time, bits per byte, goodput, bytes, speed, commits and faults of runs."""
     rows = with_distinct_names([comparison_row(*read_report(path)) for path in runs])
-    if json:
-        sys.stdout.write(json_text.dumps([asdict(row) for row in rows], indent=2) + "\n")
-    else:
-        show(rows)
+    (say_json if json else show)(rows)
 
 
 def show(rows: Sequence[ComparedRun]) -> None:
@@ -53,25 +44,8 @@ def show(rows: Sequence[ComparedRun]) -> None:
         # No markup, and one line: the file may be anybody's.
         return Text(for_a_terminal(name).replace("\n", "\\n"))
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("run")
-    table.add_column("ended")
-    table.add_column("model")
-    table.add_column("optimizer")
-    table.add_column("rate", justify="right")
-    table.add_column("schedule")
-    for heading in (
-        "learners",
-        "tokens",
-        "time",
-        "tokens/s",
-        "bits/byte",
-        "goodput",
-        "bytes/token",
-        "commits",
-        "faults",
-    ):
-        table.add_column(heading, justify="right")
+    figures = ("learners", "tokens", "time", "tokens/s", "bits/byte", "goodput", "bytes/token", "commits", "faults")
+    table = plain_table(("run", "ended", "model", "optimizer", "rate", "schedule", *figures), right=("rate", *figures))
     for row in rows:
         time = "-" if row.wall_s is None else as_duration(row.wall_s) + (" (virtual)" if row.clock == "virtual" else "")
         table.add_row(
@@ -91,10 +65,7 @@ def show(rows: Sequence[ComparedRun]) -> None:
             _figure(row.commits, ","),
             _figure(row.faults, ","),
         )
-    console = Console()
-    if not console.is_terminal:
-        console.width = WIDTH_NO_TERMINAL
-    console.print(table)
+    print_table(table)
 
 
 def _figure(value: float | None, form: str) -> str:

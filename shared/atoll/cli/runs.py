@@ -7,26 +7,22 @@ verb. It refuses a run whose processes can still be heard, unless it is told to.
 from __future__ import annotations
 
 import asyncio
-import json as json_text
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from atoll.base.errors import AtollError, BrokerUnavailable, InUse, SettingsError
 from atoll.base.logs import configure
 from atoll.base.wording import as_duration, as_size
 from atoll.bus.interface import ManagingBus, StoredRun
 from atoll.bus.open import open_managing_bus
-from atoll.cli.options import Assignments, Broker, Config
-from atoll.cli.output import say
+from atoll.cli.options import Assignments, Broker, Config, Json
+from atoll.cli.output import plain_table, print_table, say, say_json
 from atoll.cli.reading import check_kind, managing_bus, settings_of
 from atoll.run.heads import read_heads
 from atoll.run.record import read_members, read_run, recorded_progress
@@ -66,7 +62,7 @@ def list_runs(
     context: typer.Context,
     *,
     broker: Broker = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Json = False,
     config: Config = None,
     assignments: Assignments = None,
 ) -> None:
@@ -75,10 +71,7 @@ def list_runs(
         return
     with _settings(broker, config, assignments) as settings:
         rows = asyncio.run(_rows(settings))
-    if json:
-        sys.stdout.write(json_text.dumps([asdict(row) for row in rows], indent=2) + "\n")
-    else:
-        show(rows)
+    (say_json if json else show)(rows)
 
 
 @verbs.command(name="remove")
@@ -116,25 +109,18 @@ def taps(
 
 def show(rows: list[RunRow]) -> None:
     """Print a table."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("run")
-    table.add_column("state")
-    for heading in ("wire", "parameters", "tokens", "of", "members", "on disk", "at most", "last written"):
-        table.add_column(heading, justify="right")
+    figures = ("wire", "parameters", "tokens", "of", "members", "on disk", "at most", "last written")
+    table = plain_table(("run", "state", *figures), right=figures)
     for row in rows:
         numbers = (row.wire, row.parameters, row.tokens, row.tokens_target, row.members)
         counts = ["-" if number is None else f"{number:,}" for number in numbers]
         written = "-" if row.written_ago_s is None else f"{as_duration(row.written_ago_s)} ago"
         table.add_row(row.run, row.state, *counts, as_size(row.size_bytes), as_size(row.bounds_bytes), written)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 200
-    console.print(table if rows else "no runs")
+    print_table(table if rows else "no runs")
 
 
 @contextmanager
 def _settings(broker: str | None, config: Path | None, assignments: list[str] | None) -> Iterator[Settings]:
-
     with settings_of(None, None, broker, config, assignments) as settings:
         check_kind(settings, ("operator",), "`atoll runs` looks at every run of a broker")
         configure(settings.log.format, "error", role="runs")
@@ -153,7 +139,6 @@ async def _rows(settings: Settings) -> list[RunRow]:
 
 
 async def _row(settings: Settings, bus: ManagingBus, stored: StoredRun) -> RunRow:
-
     state, wire, parameters, tokens, target, members = "not founded", None, None, None, None, None
     try:
         record = await read_run(bus, Subjects(stored.run))
@@ -181,7 +166,6 @@ async def _row(settings: Settings, bus: ManagingBus, stored: StoredRun) -> RunRo
 
 
 async def _remove(settings: Settings, runs: list[str], *, yes: bool, force: bool) -> None:
-
     async with managing_bus(settings, "runs") as bus:
         there = {stored.run: stored for stored in await bus.stored_runs()}
         if absent := [run for run in runs if run not in there]:
@@ -200,7 +184,6 @@ async def _remove(settings: Settings, runs: list[str], *, yes: bool, force: bool
 
 
 async def _check_silent(bus: ManagingBus, runs: list[str]) -> None:
-    """Raise `InUse` if a process of these runs is still heard."""
     heard = await asyncio.gather(*(_listen_for_processes(bus.beside(run)) for run in runs))
     if alive := [f"{run} ({', '.join(names)})" for run, names in zip(runs, heard, strict=True) if names]:
         raise InUse(
@@ -229,7 +212,6 @@ async def _remove_elsewhere(settings: Settings, home: ManagingBus, run: str, *, 
 
 
 async def _switch_taps(settings: Settings, run: str, *, bodies: bool) -> None:
-
     async with managing_bus(settings, "runs") as bus:
         there = [stored.run for stored in await bus.stored_runs()]
         if run not in there:
@@ -260,7 +242,6 @@ async def _further_brokers(settings: Settings, home: ManagingBus) -> AsyncIterat
 
 
 async def _listen_for_processes(bus: ManagingBus) -> list[str]:
-    """Return some processes of the run that said something within `LISTEN_S`."""
     subjects, names = bus.subjects, set[str]()
     feeds = [await bus.listen(subject) for subject in (subjects.beat("*"), subjects.presence("*"))]
     deadline_s = time.monotonic() + LISTEN_S

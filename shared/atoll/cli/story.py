@@ -57,7 +57,6 @@ def story_lines(history: History, kind: str, name: str) -> list[str]:
 
 
 def _parse_round_id(kind: str, name: str) -> tuple[int, int | None]:
-    """Return the fragment and the version that the id of a round or a fragment names."""
     parts = name.removeprefix("commit/").removeprefix("head/").split("/")
     if not all(part.isdecimal() for part in parts) or len(parts) > (2 if kind == "round" else 1):
         allowed = "FRAGMENT/VERSION, as 3/18, or FRAGMENT for its newest" if kind == "round" else "its number"
@@ -66,14 +65,12 @@ def _parse_round_id(kind: str, name: str) -> tuple[int, int | None]:
 
 
 def _check_learner(history: History, name: str) -> None:
-    """Raise `SettingsError` if the event log tells of no such learner."""
     if name not in history.learner_names():
         known = ", ".join(history.learner_names()) or "nobody yet"
         raise SettingsError("the event log tells of no such learner", got=name, allowed=known)
 
 
 def _contribution_lines(history: History, name: str) -> list[str]:
-
     learner, *numbers = name.removeprefix("push/").split("/")
     if len(numbers) != 3 or not all(number.isdecimal() for number in numbers):  # incarnation, fragment, push
         raise SettingsError(
@@ -183,7 +180,6 @@ def why_lines(history: History, fragment: int | None, version: int | None) -> li
 
 
 def _no_such_round(history: History, fragment: int, version: int | None) -> SettingsError:
-    """Return the error for a round that the event log does not know, with what it knows instead."""
     there = [line.round.version for line in history.rounds if line.round.fragment == fragment]
     fragments = sorted({line.round.fragment for line in history.rounds})
     if not there and fragments:

@@ -3,17 +3,14 @@
 **status** says whether a run trains, and what it waits for; for scripts and health checks. It listens until it has two
 heartbeats of everybody, or has waited long enough for those. It leaves with 0 if the run trains or has ended, with 1 if it
 waits for something or a learner that has not left is not heard, with 2 if nobody has founded it, and with 3 if its broker does
-not answer. A saved run is over, and its folder tells how it ended.
+not answer.
 
-**top** shows the processes of a run and the bytes on their links. On a terminal it is an application with panels and keys
-(`atoll.local.console_app`): learners, shards, the map of fragments, rounds, faults and quarantine. Without a terminal it prints
-a line every ten seconds, and with `--once` one table: a row per learner and per synchronizer process, as `atoll up` draws.
-Heartbeats and presences arrive live; everything else comes from the event log.
+**top** shows the processes of a run and the bytes on their links: on a terminal as an application with panels and keys
+(`atoll.local.console_app`), elsewhere as a line every ten seconds, and with `--once` as one table.
 
-**tap** prints the messages that a run stores, as they happen, and with `--since` those before. The broker says every manifest,
-head, membership change, heartbeat and event of a run again on `tap.>` (`atoll.run.taps`). Reading them costs the run nothing
-and cannot change it. A terminal shows a line for people, a pipe gets one JSON object per line: with `--bodies` the whole
-message, without it what its writer thought worth showing.
+**tap** prints the messages that a run stores, as they happen, and with `--since` those before: the broker says each again on
+`tap.>` (`atoll.run.taps`). Reading them costs the run nothing and cannot change it. A terminal shows a line for people, a pipe
+gets one JSON object per line.
 """
 
 from __future__ import annotations
@@ -36,8 +33,8 @@ from atoll.base.errors import INTERRUPTED, AtollError, SettingsError, redact
 from atoll.base.logs import configure
 from atoll.base.wording import duration
 from atoll.bus.interface import Bus
-from atoll.cli.options import Assignments, Broker, Config, Out, Run
-from atoll.cli.output import printable
+from atoll.cli.options import Assignments, Broker, Config, Json, Out, Run
+from atoll.cli.output import printable, say, say_json
 from atoll.cli.reading import agreement_of, reading_bus, saved_in, settings_of, view_of_saved
 from atoll.local.console import ConsolePicture, draw_once, make_face
 from atoll.local.console_app import TopApp
@@ -73,14 +70,14 @@ def status(  # noqa: PLR0913  (one argument for each option)
     run: Run = None,
     broker: Broker = None,
     out: Out = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Json = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of --json instead.")] = False,
     config: Config = None,
     assignments: Assignments = None,
 ) -> None:
     """Look at a run once."""
     if schema:
-        sys.stdout.write(json_text.dumps(status_schema(), indent=2) + "\n")
+        say_json(status_schema())
         return
     founded_at_s = None
     if (saved := saved_in(out, run, broker)) is not None:
@@ -98,13 +95,12 @@ def status(  # noqa: PLR0913  (one argument for each option)
         text = status_lines(moment, founded_at_s)
         if out is not None and saved is None and told.standing == "stopped":
             text = "\n".join(filter(None, (text, _continuation_line(out))))
-    sys.stdout.write(f"{text}\n")
+    say(text)
     if told.standing == "waiting" or told.unheard:
         raise typer.Exit(WAITS)
 
 
 def _continuation_line(out: Path) -> str:
-    """Return the line that `atoll up` ended with, the command that continues the run of its folder."""
     file = read_run_file(out)
     return "" if file is None else continuation(file, out)
 
@@ -117,7 +113,6 @@ async def _current_moment(settings: Settings, out: Path | None) -> tuple[TopMome
 
 
 def _ended_moment(view: History, run: str, protocol: ProtocolSettings) -> TopMoment:
-    """Return the moment after a saved run: it is over, and nobody is heard any more."""
     after_s = view.newest_s + 2.0 * protocol.silence_s
     began_s = view.began_s or 0.0
     return TopMoment(ConsolePicture(view, run, protocol, began_s, after_s), after_s, closing=True)
@@ -149,14 +144,12 @@ async def _show(settings: Settings, out: Path | None, *, once: bool) -> None:
 
 
 async def _print_once(there: WatchedRun) -> None:
-
     await there.hear()
     record, wall_s = there.record, there.clock.wall()
     draw_once(with_age(TopMoment(there.picture(), wall_s, record.closing), record.founded_at_s))
 
 
 async def _in_lines(there: WatchedRun) -> None:
-    """Print a line now and then, for a file or a pipe, until an error ends it."""
     face = make_face(there.clock)
     try:
         while not there.following.done():
@@ -228,7 +221,7 @@ def tap(  # noqa: PLR0913  (one option each)
 ) -> None:
     """Print taps until told to stop, one line each."""
     if schema:
-        sys.stdout.write(json_text.dumps(asyncapi(), indent=2) + "\n")
+        say_json(asyncapi())
         return
     selection, past_s = _selection(kind, learner, fragment), _seconds_back(since, follow=follow)
     with settings_of(out, run, broker, config, assignments) as settings:
@@ -238,7 +231,6 @@ def tap(  # noqa: PLR0913  (one option each)
 
 
 def _selection(kinds: list[str] | None, learners: list[str] | None, fragments: list[int] | None) -> Selection:
-
     named = frozenset(token(learner, "learner") for learner in learners or ())
     return Selection(frozenset(kinds or ()), named, frozenset(fragments or ()))
 
@@ -265,7 +257,6 @@ async def _print_taps(  # noqa: PLR0913  (what the verb was asked)
     seconds: float | None,
     printer: Printer,
 ) -> None:
-
     clock, wanted = SystemClock(), filter_below(tail, "the tap")
     async with reading_bus(settings, "tap") as bus:
         reader = TapReader(bus, settings.run, clock, selection, tail=wanted)
@@ -297,7 +288,7 @@ class Printer:
         line = (
             pretty_line(told, bodies=self._bodies) if self._pretty else json_text.dumps(told.line(bodies=self._bodies))
         )
-        print(line, flush=True)  # noqa: T201  (this is the verb's output)
+        say(line)
         if self._left is not None:
             self._left -= 1
         return self._left == 0

@@ -1,19 +1,13 @@
 """Checks of the doctor and of `atoll deploy check`: each finding is a row, with what to do where something is wrong.
 
-Three kinds. From outside: whether each address of the broker is there, and whose certificate it shows. Each step explains the
-failure of the next: a name that nobody knows, a port that nobody has, a server that says nothing or is none of ours, a
-certificate for other names, ended, or of another authority. So each is asked by itself, before any client.
+From outside: whether each address of the broker is there, and whose certificate it shows. Each step explains the failure of
+the next (no such name, no such port, a server of another kind, a certificate for other names), so each is asked by itself,
+before any client. On the machine: disks, archive, congestion control, the modes of its secrets, all through a `MachineView`.
+At the broker, as the identity of the seat: rights, clock, link, and whether the run is what the seat takes it for.
 
-On the machine: room on its disks, its archive, its congestion control, the modes of its secrets. These checks get what they
-look at as an argument (`MachineView`), so a test can give them a full disk.
-
-At the broker, as the identity of the seat: rights, clock, link, and whether the run is what the seat takes it for. A person's
-settings of the protocol count only at the founding, so they are compared with the run record, as far as they were given: a
-process that joins a run that was founded otherwise trains with the founder's.
-
-A *seat* is the machine and the identity where a check is run, and what is known of the deployment around it. There are three
-ways to take one: a run file (on an island's machine there is no more), the description and the name of one of its services (at
-the operator's), or the description alone, where the operator's own identity asks.
+A *seat* is the machine and the identity where a check is run, and what is known of the deployment around it: from a run file
+(on an island's machine there is no more), from the description and the name of one of its services (at the operator's), or
+from the description alone, where the operator's own identity asks.
 """
 
 from __future__ import annotations
@@ -27,7 +21,7 @@ import ssl
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -35,6 +29,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from atoll.base.clock import Clock, SystemClock
 from atoll.base.errors import AtollError, SettingsError, on_one_line
 from atoll.base.files import text_or_empty
 from atoll.base.wording import DAY_S, as_bytes, as_rate, as_size, as_time, counted
@@ -52,12 +47,13 @@ from atoll.deploy.services import (
     IDENTITY_FILE,
     RUN_FILE,
     PlannedLeaf,
+    PlannedNode,
     PlannedService,
     archive_folder_of,
     broker_url,
+    brokers_at,
     is_written,
     leaf_of,
-    nodes,
     places,
     services,
     unit_name,
@@ -116,6 +112,11 @@ def error_finding(about: str, error: AtollError, todo: str = "") -> Finding:
     said = [parts[name] for name in ("what", "got") if name in parts]
     allowed = [f"allowed: {parts['allowed']}"] if "allowed" in parts else []
     return Finding("FAIL", about, on_one_line("; ".join([*said, *allowed])), todo or on_one_line(parts.get("todo", "")))
+
+
+def graded(about: str, what: str, todo: str = "", *, well: bool) -> Finding:
+    """Return what was found: with `todo` where it is not well."""
+    return Finding("ok", about, what) if well else Finding("FAIL", about, what, todo)
 
 
 def grade_faults(about: str, faults: list[str], well: str, todo: str) -> Finding:
@@ -210,7 +211,6 @@ def _read_greeting(connection: socket.socket) -> dict[str, Any] | None:
 
 
 def _check_greeting(about: str, told: dict[str, Any]) -> Iterator[Finding]:
-    """Yield what the greeting says: the server's version, and the largest message that it takes."""
     version, least = str(told.get("version", "")), ".".join(map(str, VERSION_MIN))
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
     if numbers < VERSION_MIN:
@@ -325,12 +325,16 @@ class MachineView:
         write: writes into a folder, or raises `OSError`.
         kernel: folder of the kernel's network settings.
         sets_clock: returns whether the kernel has its clock set; None where it does not say.
+        clock: the clock that is compared with the broker's.
+        measures_link: whether some megabytes are sent to measure the link.
     """
 
     free: Callable[[Path], int] = free_bytes
     write: Callable[[Path], None] = write_into
     kernel: Path = KERNEL
     sets_clock: Callable[[], bool | None] = follows_a_time_server
+    clock: Clock = field(default_factory=SystemClock)
+    measures_link: bool = True
 
 
 def check_disks(seat: Seat, view: MachineView, model_bytes: int) -> Iterator[Finding]:
@@ -392,8 +396,7 @@ def _check_room(folder: Path, needed: int, view: MachineView) -> Finding:
     except OSError as error:
         return Finding("FAIL", "disk", f"{folder}: {error.strerror}", "see whether the disk is mounted")
     said = f"{as_size(free)} free at {folder}, {as_size(needed)} wanted"
-    full = free < needed
-    return Finding("FAIL" if full else "ok", "disk", said, "make room, or choose another folder" if full else "")
+    return graded("disk", said, "make room, or choose another folder", well=free >= needed)
 
 
 def check_congestion(view: MachineView, echo_s: float | None) -> Finding:
@@ -459,14 +462,14 @@ def check_role(seat: Seat, kind: Kind, name: str) -> Finding:
     )
 
 
-async def check_clock(probe: BrokerProbe, run: str, wall: Callable[[], float], *, sets_clock: bool | None) -> Finding:
+async def check_clock(probe: BrokerProbe, run: str, view: MachineView) -> Finding:
     """Return how far our clock is from the broker's; where that says nothing, whether the kernel has its clock set."""
     # Of all streams the one of which a region may ask, too.
-    found = await probe.time(stream_of(stream_plan(run), Subjects(run).run_record).name, wall)
+    found = await probe.time(stream_of(stream_plan(run), Subjects(run).run_record).name, view.clock.wall)
     if found is None:
         untold = "the broker tells its time to founders, synchronizers and operators of a founded run"
         kept = {True: "follows a time server", False: "follows no time server", None: "does not say whose time it has"}
-        says = f"this machine says {as_date(wall())}, and {kept[sets_clock]}"
+        says = f"this machine says {as_date(view.clock.wall())}, and {kept[view.sets_clock()]}"
         return Finding("note", "clock", f"{untold}; {says}")
     said = f"{as_time(abs(found.ahead_s))} {'behind' if found.ahead_s > 0 else 'ahead of'} the broker's"
     if abs(found.ahead_s) - found.within_s >= OFF_S:
@@ -658,28 +661,22 @@ def seat_of_service(described: DeploymentDescription, out: Path, service: str | 
     """
     if service is None:
         return _seat_of_operator(described, out, assignments)
-    for node in nodes(described):
-        if node.name == service:
-            return _seat_of_broker(described, out / HUB / SERVICES / DOOR, (node.name, node.address), assignments)
+    names = []
     for place in places(described):
-        leaf = leaf_of(described, place)
-        if leaf is not None and leaf.name == service:
-            return _seat_of_leaf(described, out, leaf, assignments)
+        for broker in brokers_at(described, place):
+            if broker.name == service:
+                return _seat_of_broker(described, out, broker, assignments)
+            names.append(broker.name)
         for planned in services(described, place):
             if planned.name == service:
-                return _seat_of_planned(out, place, planned, leaf, assignments)
+                return _seat_of_planned(out, place, planned, leaf_of(described, place), assignments)
+            names.append(planned.name)
     raise SettingsError(
         "the description has no such service",
         got=service,
-        allowed=", ".join(_service_names(described)),
+        allowed=", ".join(names),
         todo="correct --service",
     )
-
-
-def _service_names(described: DeploymentDescription) -> list[str]:
-    names = [node.name for node in nodes(described)]
-    names += [leaf.name for place in places(described) if (leaf := leaf_of(described, place)) is not None]
-    return names + [planned.name for place in places(described) for planned in services(described, place)]
 
 
 def _seat_of_operator(described: DeploymentDescription, out: Path, assignments: list[str]) -> Seat:
@@ -695,7 +692,6 @@ def _seat_of_operator(described: DeploymentDescription, out: Path, assignments: 
 def _seat_of_planned(
     out: Path, place: str, service: PlannedService, leaf: PlannedLeaf | None, assignments: list[str]
 ) -> Seat:
-    """Return the seat of a service with a run file, in a place with the broker `leaf`, or with that of the hub."""
     file = out / place / SERVICES / service.name / RUN_FILE
     if not file.is_file():
         raise SettingsError("this service is not rendered", got=f"no {file}", todo="atoll deploy render")
@@ -705,27 +701,24 @@ def _seat_of_planned(
 
 
 def _seat_of_broker(
-    described: DeploymentDescription, door: Path, named: tuple[str, str], assignments: list[str]
+    described: DeploymentDescription, out: Path, broker: PlannedNode | PlannedLeaf, assignments: list[str]
 ) -> Seat:
-    """Return the seat of a broker with its name and address: it has a door, and is nobody."""
-    name, address = named
-    loaded = load(None, [f"run={described.run}", f"broker.url={address}", *assignments], {})
-    shown, authority = (text_or_empty(door / name) for name in ("broker.pem", "authority.pem"))
-    store = Path(f"/var/lib/{unit_name(described, name)}")
-    return Seat(name, loaded, None, shown, authority, (door / "broker.key",), store)
-
-
-def _seat_of_leaf(described: DeploymentDescription, out: Path, leaf: PlannedLeaf, assignments: list[str]) -> Seat:
-    """Return the seat of the broker of a region, which is somebody at the hub."""
-    door, hub = out / leaf.place / SERVICES / leaf.name, out / HUB / SERVICES / DOOR
-    seat = _seat_of_broker(described, door, (leaf.name, leaf.address), assignments)
+    """Return the seat of a broker: it has a door, and is nobody but in a region, where it is somebody at the hub."""
+    hub = out / HUB / SERVICES / DOOR
+    door = out / broker.place / SERVICES / broker.door if isinstance(broker, PlannedLeaf) else hub
+    loaded = load(None, [f"run={described.run}", f"broker.url={broker.address}", *assignments], {})
+    shown, authority = (text_or_empty(door / file) for file in ("broker.pem", "authority.pem"))
+    store = Path(f"/var/lib/{unit_name(described, broker.name)}")
+    seat = Seat(broker.name, loaded, None, shown, authority, (door / "broker.key",), store)
+    if not isinstance(broker, PlannedLeaf):
+        return seat
     identity = door / IDENTITY_FILE
     return replace(
         seat,
         secrets=(*seat.secrets, identity),
-        hubs=leaf.hubs,
+        hubs=broker.hubs,
         hub_certificate=text_or_empty(hub / "broker.pem"),
-        region=leaf.place,
+        region=broker.place,
         region_identity=identity,
     )
 

@@ -75,7 +75,6 @@ def size_bytes(quantity: str) -> int:
 
 
 def _normalize_network(text: str) -> str:
-    """Return a network in the form of Kubernetes; an address alone is a network of one."""
     return str(ip_network(text))
 
 

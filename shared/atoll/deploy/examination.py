@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from atoll import __version__
-from atoll.base.clock import Clock, SystemClock
+from atoll.base.clock import SystemClock
 from atoll.base.errors import AtollError, PeerMisbehaved
 from atoll.base.files import text_or_empty
 from atoll.base.wording import counted, few
@@ -74,18 +74,9 @@ BEATS_WAITING_MIN: Final = 1024
 """So many heartbeats may wait to be read, and two more for each learner that the description has."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExaminationContext:
-    """The machine as the examination sees it, and the clock that it compares with the broker's."""
-
-    machine: MachineView = field(default_factory=MachineView)
-    clock: Clock = field(default_factory=SystemClock)
-    measures_link: bool = True
-
-
-async def examine(seat: Seat, context: ExaminationContext | None = None) -> list[Finding]:
+async def examine(seat: Seat, view: MachineView | None = None) -> list[Finding]:
     """Return what was found at `seat`."""
-    context = context or ExaminationContext()
+    view = view or MachineView()
     settings = seat.loaded.settings
     findings = list(check_secrets(seat.secrets))
     identity, wrong = _read_identity(settings.broker.identity, settings.run)
@@ -95,20 +86,20 @@ async def examine(seat: Seat, context: ExaminationContext | None = None) -> list
     findings += [*wrong, *wrong_there]
     wrong += [finding for finding in wrong_there if finding.grade == "FAIL"]
     if wrong:
-        return [*findings, *_check_folders(seat, identity, context, 0), check_congestion(context.machine, None)]
+        return [*findings, *_check_folders(seat, identity, view, 0), check_congestion(view, None)]
     if identity is not None:
         findings.append(check_role(seat, identity.kind, identity.name))
     if not all(is_address(url) for url in (settings.broker.url, *settings.broker.bulk)):
         findings.append(Finding("FAIL", "broker", f"{settings.broker.url!r} is no address", f"write it as {ADDRESSES}"))
         return findings
-    reached, record, echo_s = await _examine_brokers(seat, identity, region, context)
+    reached, record, echo_s = await _examine_brokers(seat, identity, region, view)
     size_bytes = model_bytes(record)
-    folders = _check_folders(seat, identity, context, size_bytes)
-    return [*findings, *reached, *folders, check_congestion(context.machine, echo_s)]
+    folders = _check_folders(seat, identity, view, size_bytes)
+    return [*findings, *reached, *folders, check_congestion(view, echo_s)]
 
 
 async def _examine_brokers(
-    seat: Seat, identity: HeldIdentity | None, region: HeldIdentity | None, context: ExaminationContext
+    seat: Seat, identity: HeldIdentity | None, region: HeldIdentity | None, view: MachineView
 ) -> tuple[list[Finding], RunRecord | None, float | None]:
     """Examine the doors of all brokers, and what is behind those that can be used.
 
@@ -116,18 +107,18 @@ async def _examine_brokers(
     """
     broker = seat.loaded.settings.broker
     authority = seat.authority if identity is None else identity.authority
-    expected = ExpectedDoor(authority, seat.certificate, context.clock.wall(), ours=seat.store is not None)
+    expected = ExpectedDoor(authority, seat.certificate, view.clock.wall(), ours=seat.store is not None)
     findings, usable = await asyncio.to_thread(check_doors, broker.url, expected)
     record, echo_s = None, None
     if usable and seat.store is None:
-        found, record, echo_s = await _examine_broker(seat, identity, context)
+        found, record, echo_s = await _examine_broker(seat, identity, view)
         findings += found
     if region is not None:
         there = ExpectedDoor(region.authority, seat.hub_certificate, expected.now_s)
         doors = [await asyncio.to_thread(check_doors, url, there) for url in seat.hubs]
         findings += [finding for found, _ in doors for finding in found]
         if usable and sum(listening for _, listening in doors):
-            found, echo_s = await _examine_hub_link(seat, region, context)
+            found, echo_s = await _examine_hub_link(seat, region, view)
             findings += found
     for url in broker.bulk or (record.bulk if record is not None else ()):
         found, _ = await asyncio.to_thread(check_doors, url, replace(expected, certificate="", ours=False))
@@ -135,12 +126,10 @@ async def _examine_brokers(
     return findings, record, echo_s
 
 
-def _check_folders(
-    seat: Seat, identity: HeldIdentity | None, context: ExaminationContext, model_bytes: int
-) -> Iterator[Finding]:
+def _check_folders(seat: Seat, identity: HeldIdentity | None, view: MachineView, model_bytes: int) -> Iterator[Finding]:
     """Yield what is found of the folders of a service; a run file alone does not tell what it does, and its identity does."""
-    yield from check_disks(seat, context.machine, model_bytes)
-    yield from check_archive(seat, None if identity is None else identity.kind, context.machine, model_bytes)
+    yield from check_disks(seat, view, model_bytes)
+    yield from check_archive(seat, None if identity is None else identity.kind, view, model_bytes)
 
 
 def _read_identity(path: Path | None, run: str) -> tuple[HeldIdentity | None, list[Finding]]:
@@ -154,15 +143,14 @@ def _read_identity(path: Path | None, run: str) -> tuple[HeldIdentity | None, li
 
 
 async def _examine_broker(
-    seat: Seat, identity: HeldIdentity | None, context: ExaminationContext
+    seat: Seat, identity: HeldIdentity | None, view: MachineView
 ) -> tuple[list[Finding], RunRecord | None, float | None]:
-    """Return what the broker says once it has let us in, the run record, and the shortest echo in seconds."""
     settings = seat.loaded.settings
-    options = replace(bus_options(settings), patience_s=PATIENCE_S, total_s=PATIENCE_S)
+    hosts = (address.rpartition("@")[2].rpartition("//")[2] for address in addresses(settings.broker.url))
     try:
-        async with _open_buses(settings, options) as (raw, bus):
+        async with _open_buses(settings, DOCTOR) as (raw, bus):
             probe = BrokerProbe(raw.connection)
-            findings = [Finding("ok", "broker", f"lets us in at {_broker_hosts(settings)}, with JetStream")]
+            findings = [Finding("ok", "broker", f"lets us in at {', '.join(hosts)}, with JetStream")]
             record, found = await read_record(bus, settings.run)
             findings += found
             if record is not None:
@@ -171,9 +159,9 @@ async def _examine_broker(
             if identity is not None:
                 kind, name = identity.kind, identity.name
                 findings += await check_rights(probe, kind, settings.run, name, founds=identity.founds)
-            findings.append(await _check_clock(probe, settings.run, context))
+            findings.append(await check_clock(probe, settings.run, view))
             echo_s = None
-            if context.measures_link:
+            if view.measures_link:
                 found, echo_s = await check_link(probe, model_bytes(record))
                 findings += found
             return findings, record, echo_s
@@ -181,9 +169,7 @@ async def _examine_broker(
         return [error_finding("broker", error)], None, None
 
 
-async def _examine_hub_link(
-    seat: Seat, region: HeldIdentity, context: ExaminationContext
-) -> tuple[list[Finding], float | None]:
+async def _examine_hub_link(seat: Seat, region: HeldIdentity, view: MachineView) -> tuple[list[Finding], float | None]:
     """Return what the broker of a region says of its hub: whether that lets the region in, its clock, the link and its echo."""
     settings = seat.loaded.settings
     options = BusOptions(patience_s=PATIENCE_S, total_s=PATIENCE_S, credentials=region.credentials())
@@ -196,9 +182,9 @@ async def _examine_hub_link(
         probe = BrokerProbe(raw.connection)
         findings = [
             Finding("ok", "hub", f"lets region {region.name} in"),
-            await _check_clock(probe, settings.run, context),
+            await check_clock(probe, settings.run, view),
         ]
-        if not context.measures_link:
+        if not view.measures_link:
             return findings, None
         measured, echo_s = await check_hub_link(probe, 0)
         return [*findings, *measured], echo_s
@@ -206,23 +192,16 @@ async def _examine_hub_link(
         await raw.close()
 
 
-async def _check_clock(probe: BrokerProbe, run: str, context: ExaminationContext) -> Finding:
-    return await check_clock(probe, run, context.clock.wall, sets_clock=context.machine.sets_clock())
-
-
 @asynccontextmanager
-async def _open_buses(settings: Settings, options: BusOptions) -> AsyncIterator[tuple[JetStreamBus, Bus]]:
+async def _open_buses(settings: Settings, name: str) -> AsyncIterator[tuple[JetStreamBus, Bus]]:
     """Yield a bus for questions of our own, and one that checks signatures and knows further brokers, as services have it."""
+    options = replace(bus_options(settings), patience_s=PATIENCE_S, total_s=PATIENCE_S)
     async with AsyncExitStack() as opened:
-        raw = await JetStreamBus.open(settings.broker.url, settings.run, name=DOCTOR, options=options)
+        raw = await JetStreamBus.open(settings.broker.url, settings.run, name=name, options=options)
         opened.push_async_callback(raw.close)
-        bus = await open_bus(settings.broker.url, settings.run, name=DOCTOR, options=options)
+        bus = await open_bus(settings.broker.url, settings.run, name=name, options=options)
         opened.push_async_callback(bus.close)
         yield raw, bus
-
-
-def _broker_hosts(settings: Settings) -> str:
-    return ", ".join(address.rpartition("@")[2].rpartition("//")[2] for address in addresses(settings.broker.url))
 
 
 @dataclass(slots=True)
@@ -249,33 +228,26 @@ async def compare_deployment(described: DeploymentDescription, out: Path, wait_s
     expected = ExpectedDoor(authority, seat.certificate, SystemClock().wall())
     found, usable = await asyncio.to_thread(check_doors, settings.broker.url, expected)
     findings += [finding for finding in found if finding.grade != "ok"]
-    findings.append(
-        grade_faults("broker", _missing_nodes(described, usable), f"{usable} nodes", "start them; see above why not")
-    )
+    lacking = [f"{usable} of {count} nodes can be used"] if usable < (count := len(nodes(described))) else []
+    findings.append(grade_faults("broker", lacking, f"{usable} nodes", "start them; see above why not"))
     if not usable:
         return findings
-    options = replace(bus_options(settings), patience_s=PATIENCE_S, total_s=PATIENCE_S)
+    opened = False
     try:
-        raw = await JetStreamBus.open(settings.broker.url, described.run, name=DEPLOY_CHECK, options=options)
-        bus = await open_bus(settings.broker.url, described.run, name=DEPLOY_CHECK, options=options)
+        async with _open_buses(settings, DEPLOY_CHECK) as (raw, bus):
+            opened = True
+            record, found = await read_record(bus, described.run)
+            findings += found
+            if record is not None:
+                findings.append(check_founding(record, seat.loaded))
+                findings += await check_copies(BrokerProbe(raw.connection), described.run, described.hub.count)
+            members = await read_members(bus, Subjects(described.run)) if record is not None else {}
+            heard = await listen_for_services(bus, described, members, wait_s)
+            findings += check_services(described, members, heard)
+            if record is not None:
+                findings += await check_premergers(bus, described, record, members)
     except AtollError as error:
-        return [*findings, error_finding("broker", error)]
-    try:
-        record, found = await read_record(bus, described.run)
-        findings += found
-        if record is not None:
-            findings.append(check_founding(record, seat.loaded))
-            findings += await check_copies(BrokerProbe(raw.connection), described.run, described.hub.count)
-        members = await read_members(bus, Subjects(described.run)) if record is not None else {}
-        heard = await listen_for_services(bus, described, members, wait_s)
-        findings += check_services(described, members, heard)
-        if record is not None:
-            findings += await check_premergers(bus, described, record, members)
-    except AtollError as error:
-        findings.append(error_finding("run", error))
-    finally:
-        await bus.close()
-        await raw.close()
+        findings.append(error_finding("run" if opened else "broker", error))
     return findings
 
 
@@ -284,25 +256,12 @@ def check_files(described: DeploymentDescription, out: Path) -> list[Finding]:
     edited = edited_files(out)
     wanted = rendered_texts(described)
     stale = [name for name, text in wanted.items() if name not in edited and text_or_empty(out / name) != text]
+    by_hand = [f"edited by hand: {few(edited, NAMED)}"] if edited else []
+    others = [f"not as described: {few(stale, NAMED)}"] if stale else []
     return [
-        grade_faults(
-            "files",
-            [f"edited by hand: {few(edited, NAMED)}"] if edited else [],
-            "none is edited",
-            "put it into the description",
-        ),
-        grade_faults(
-            "files",
-            [f"not as described: {few(stale, NAMED)}"] if stale else [],
-            f"{len(wanted)} are as described",
-            "atoll deploy render",
-        ),
+        grade_faults("files", by_hand, "none is edited", "put it into the description"),
+        grade_faults("files", others, f"{len(wanted)} are as described", "atoll deploy render"),
     ]
-
-
-def _missing_nodes(described: DeploymentDescription, usable: int) -> list[str]:
-    count = len(nodes(described))
-    return [f"{usable} of {count} nodes can be used"] if usable < count else []
 
 
 async def listen_for_services(

@@ -4,21 +4,18 @@
     PLACE/services/                  kustomization of secrets and run files; the secrets are files, and no YAML holds one
     PLACE/kustomization.yaml         what runs here, over the base
 
-Identities come as Secrets, which Kubernetes shows to a group, and a secret that others may read is none. So a first container
-copies them into memory, for the user of the service alone. A learner has no liveness probe: one that is cut off from the
-broker is unhealthy and trains on, and whoever kills it loses its steps. A Job brings back a learner whose machine was taken,
-and leaves alone one that has finished. The broker of a region is not well while the hub is away, and its learners need it then.
-So its probes look at its port alone.
+A learner has no liveness probe: one that is cut off from the broker is unhealthy and trains on, and whoever kills it loses its
+steps. A Job brings back a learner whose machine was taken, and leaves alone one that has finished. The broker of a region is
+not well while the hub is away, and its learners need it then: its probes look at its port alone.
 
-**Rules.** The base closes everything: no pod of the namespace hears or says anything. Each place then opens what its services
-need, which is little: a learner and a synchronizer open one connection to the broker and take none; the broker takes clients on
-one port, its own nodes on another, and the brokers of regions on a third. In a region with a broker of its own, that one alone
-reaches the hub. Names are asked of the cluster's name server. Rules count only where the cluster's network plug-in keeps them.
+**Rules.** The base closes everything. A learner and a synchronizer open one connection to the broker and take none; the broker
+takes clients on one port, its own nodes on another, and the brokers of regions on a third. In a region with a broker of its
+own, that one alone reaches the hub. Rules count only where the cluster's network plug-in keeps them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -83,17 +80,15 @@ def kubernetes_files(described: DeploymentDescription, place: str) -> dict[str, 
     else:
         namespace = described.regions[place].namespace
         learners = [one for one in planned if one.kind == "learner"]
-        premergers = [one for one in planned if one.kind == "premerger"]
-        documents = {
-            **({} if leaf is None else {"broker.yaml": [_leaf(described, leaf), _leaf_service(leaf)]}),
-            **(
-                {"synchronizer.yaml": [_deployment(described, one, one.name) for one in premergers]}
-                if premergers
-                else {}
-            ),
-            "learners.yaml": [_learner(described, place, one) for one in learners],
-            "rules.yaml": rules_of_region(described, place),
-        }
+        documents = {}
+        if leaf is not None:
+            ports = [{"name": "clients", "port": PORT, "targetPort": PORT}]
+            reached = _service(leaf.name, {"selector": {"app": leaf.name}, "ports": ports})
+            documents["broker.yaml"] = [_leaf(described, leaf), reached]
+        if premergers := [_deployment(described, one, one.name) for one in planned if one.kind == "premerger"]:
+            documents["synchronizer.yaml"] = premergers
+        documents["learners.yaml"] = [_learner(described, place, one) for one in learners]
+        documents["rules.yaml"] = rules_of_region(described, place)
     overlay = {
         **_KUSTOMIZATION,
         "namespace": namespace,
@@ -126,7 +121,6 @@ def _service_files(
 
 
 def _pod(role: str, name: str, container: dict[str, Any], volumes: list[dict[str, Any]], **more: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Return the template of a pod that has no root, no rights and nothing to write but its volumes."""
     closed = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
     first = {one: {**each, "securityContext": closed} for one, each in more.pop("first", {}).items()}
     spec = {
@@ -163,14 +157,7 @@ def _service_pod(role: str, service: PlannedService, container: dict[str, Any], 
     ]
     folders = {f"folder-{number}": path for number, path in enumerate(folders_of_container(service))}
     volumes += [{"name": name, "emptyDir": {}} for name in folders]
-    # Kubernetes shows secrets to the group of the pod; a copy of our own is ours alone.
-    copying = {
-        "name": "given",
-        "image": container["image"],
-        "command": ["install", "-m", "0600", f"/given/{IDENTITY_FILE}", f"/given/{RUN_FILE}", "/service/"],
-        "volumeMounts": [{"name": "given", "mountPath": "/given", "readOnly": True}, _mount("service", "/service")],
-        "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "64Mi"}},
-    }
+    copying = _copying(container["image"], "given", IDENTITY_FILE, RUN_FILE)
     mounts = [_mount("tmp", "/tmp"), _mount("service", "/service"), *container["volumeMounts"]]  # noqa: S108
     container = {
         **container,
@@ -178,6 +165,17 @@ def _service_pod(role: str, service: PlannedService, container: dict[str, Any], 
         "volumeMounts": [*mounts, *(_mount(name, path) for name, path in folders.items())],
     }
     return _pod(role, service.name, container, volumes, first={"given": copying}, **more)
+
+
+def _copying(image: str, volume: str, *names: str) -> dict[str, Any]:
+    """Return what copies secrets: Kubernetes shows them to the group of the pod, and a copy of our own is ours alone."""
+    return {
+        "name": "given",
+        "image": image,
+        "command": ["install", "-m", "0600", *(f"/{volume}/{name}" for name in names), "/service/"],
+        "volumeMounts": [_mount(volume, f"/{volume}", read_only=True), _mount("service", "/service")],
+        "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "64Mi"}},
+    }
 
 
 def _mount(name: str, path: str, *, read_only: bool = False) -> dict[str, Any]:
@@ -201,24 +199,12 @@ def _brokers(described: DeploymentDescription) -> dict[str, Any]:
         # Each node names them all, itself too: the server passes over a route to itself.
         routes = [f"nats://{CLUSTER}-{node.number}.{NODES_SERVICE}:{CLUSTER_PORT}" for node in nodes(described)]
         args += ["--cluster", CLUSTER, "--node", "$(NODE)", *(word for one in routes for word in ("--route", one))]
-    container = {
-        "name": "broker",
-        "image": described.software.hub_image,
-        "args": args,
-        "env": [
-            *named_variables(broker_environment(hub.memory, _HEALTH)),
-            {
-                "name": "NODE",
-                "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}},
-            },
-        ],
-        "ports": [
-            {"name": "clients", "containerPort": PORT},
-            {"name": "nodes", "containerPort": CLUSTER_PORT},
-            *([{"name": "leaves", "containerPort": LEAF_PORT}] if leaves else []),
-        ],
-        "volumeMounts": [_mount("tmp", "/tmp"), _mount("data", "/data"), _mount("door", "/door", read_only=True)],  # noqa: S108
-        "resources": {"requests": {"cpu": "1", "memory": hub.memory}, "limits": {"memory": hub.memory}},
+    container = _broker_container(described, args)
+    number = {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
+    container["env"].append({"name": "NODE", "valueFrom": number})
+    container["ports"].append({"name": "nodes", "containerPort": CLUSTER_PORT})
+    container["ports"] += [{"name": "leaves", "containerPort": LEAF_PORT}] if leaves else []
+    container |= {
         # A node with much to recover serves late; one that is frozen is started anew by `atoll broker` itself.
         "startupProbe": _probe(15, 80, *file),
         "readinessProbe": _probe(15, 2, *file),
@@ -226,9 +212,23 @@ def _brokers(described: DeploymentDescription) -> dict[str, Any]:
     }
     door = {"name": "door", "secret": {"secretName": DOOR, "defaultMode": 0o440}}
     spread = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}
-    pod = _pod(CLUSTER, CLUSTER, container, [door], topologySpreadConstraints=[{**spread, **_label_selector(CLUSTER)}])
+    spread["labelSelector"] = {"matchLabels": {"app": CLUSTER}}
+    pod = _pod(CLUSTER, CLUSTER, container, [door], topologySpreadConstraints=[spread])
     more = {"replicas": hub.count, "ordinals": {"start": 1}, "podManagementPolicy": "Parallel"}
     return _stateful(CLUSTER, NODES_SERVICE, pod, hub.storage, more)
+
+
+def _broker_container(described: DeploymentDescription, args: list[str]) -> dict[str, Any]:
+    memory = described.hub.memory
+    return {
+        "name": "broker",
+        "image": described.software.hub_image,
+        "args": args,
+        "env": [{"name": name, "value": value} for name, value in broker_environment(memory, _HEALTH).items()],
+        "ports": [{"name": "clients", "containerPort": PORT}],
+        "volumeMounts": [_mount("tmp", "/tmp"), _mount("data", "/data"), _mount("door", "/door", read_only=True)],  # noqa: S108
+        "resources": {"requests": {"cpu": "1", "memory": memory}, "limits": {"memory": memory}},
+    }
 
 
 def _stateful(name: str, service: str, pod: dict[str, Any], storage: str, more: dict[str, Any]) -> dict[str, Any]:
@@ -249,67 +249,38 @@ def _stateful(name: str, service: str, pod: dict[str, Any], storage: str, more: 
 
 def _leaf(described: DeploymentDescription, leaf: PlannedLeaf) -> dict[str, Any]:
     """Return the broker of a region; it follows the door that it is given, and has a copy of its identity."""
-    hub, image = described.hub, described.software.hub_image
-    copying = {
-        "name": "given",
-        "image": image,
-        "command": ["install", "-m", "0600", f"/door/{IDENTITY_FILE}", "/service/"],
-        "volumeMounts": [_mount("door", "/door", read_only=True), _mount("service", "/service")],
-        "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "64Mi"}},
-    }
+    args = list(leaf_command(leaf, store="/data", keys="/door", identity=f"/service/{IDENTITY_FILE}"))
+    container = _broker_container(described, args)
+    container["volumeMounts"].append(_mount("service", "/service"))
     answers = {"tcpSocket": {"port": PORT}, "periodSeconds": 15, "timeoutSeconds": 10}
-    container = {
-        "name": "broker",
-        "image": image,
-        "args": list(leaf_command(leaf, store="/data", keys="/door", identity=f"/service/{IDENTITY_FILE}")),
-        "env": named_variables(broker_environment(hub.memory, _HEALTH)),
-        "ports": [{"name": "clients", "containerPort": PORT}],
-        "volumeMounts": [
-            _mount("tmp", "/tmp"),  # noqa: S108
-            _mount("data", "/data"),
-            _mount("door", "/door", read_only=True),
-            _mount("service", "/service"),
-        ],
-        "resources": {"requests": {"cpu": "1", "memory": hub.memory}, "limits": {"memory": hub.memory}},
-        "startupProbe": {**answers, "failureThreshold": 80},
-        "readinessProbe": {**answers, "failureThreshold": 2},
-        "livenessProbe": {**answers, "failureThreshold": 8},
-    }
+    for probe, failures in (("startupProbe", 80), ("readinessProbe", 2), ("livenessProbe", 8)):
+        container[probe] = {**answers, "failureThreshold": failures}
     volumes = [
         {"name": "door", "secret": {"secretName": leaf.name, "defaultMode": 0o440}},
         {"name": "service", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
     ]
+    copying = _copying(container["image"], "door", IDENTITY_FILE)
     pod = _pod(leaf.name, leaf.name, container, volumes, first={"given": copying})
     return _stateful(leaf.name, leaf.name, pod, described.regions[leaf.place].storage, {"replicas": 1})
 
 
-def _leaf_service(leaf: PlannedLeaf) -> dict[str, Any]:
-    spec = {"selector": {"app": leaf.name}, "ports": [{"name": "clients", "port": PORT, "targetPort": PORT}]}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": leaf.name}, "spec": spec}
-
-
-def _label_selector(role: str) -> dict[str, Any]:
-    return {"labelSelector": {"matchLabels": {"app": role}}}
+def _service(name: str, spec: Mapping[str, Any], **metadata: Any) -> dict[str, Any]:  # noqa: ANN401
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, **metadata}, "spec": spec}
 
 
 def _nodes_service() -> dict[str, Any]:
     """Return the Service that gives each node a name, also before it is ready: the nodes find each other by it."""
     ports = [{"name": "clients", "port": PORT}, {"name": "nodes", "port": CLUSTER_PORT}]
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"app": CLUSTER}, "ports": ports}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": NODES_SERVICE}, "spec": spec}
+    return _service(NODES_SERVICE, spec)
 
 
 def _node_services(described: DeploymentDescription) -> list[dict[str, Any]]:
     """Return a Service for each node by which islands of other places reach it, and the name that must lead there."""
     return [
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {
-                "name": f"{CLUSTER}-{node.number}",
-                "annotations": {"external-dns.alpha.kubernetes.io/hostname": node.host},
-            },
-            "spec": {
+        _service(
+            f"{CLUSTER}-{node.number}",
+            {
                 "type": described.hub.service,
                 "selector": {"statefulset.kubernetes.io/pod-name": f"{CLUSTER}-{node.number}"},
                 "ports": [
@@ -317,7 +288,8 @@ def _node_services(described: DeploymentDescription) -> list[dict[str, Any]]:
                     *([{"name": "leaves", "port": node.leaf_port, "targetPort": LEAF_PORT}] if node.leaf_port else []),
                 ],
             },
-        }
+            annotations={"external-dns.alpha.kubernetes.io/hostname": node.host},
+        )
         for node in nodes(described)
     ]
 
@@ -333,7 +305,7 @@ def _monitor(described: DeploymentDescription, service: PlannedService) -> list[
     spec = {"selector": {"app": MONITOR}, "ports": [{"name": "metrics", "port": MONITOR_PORT}]}
     return [
         _deployment(described, service, MONITOR, volumes=[state], container=container),
-        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": MONITOR}, "spec": spec},
+        _service(MONITOR, spec),
     ]
 
 
@@ -417,12 +389,8 @@ def base_files() -> dict[str, str]:
         "metadata": {"name": "atoll"},
         "automountServiceAccountToken": False,
     }
-    closed = _rule("nothing-passes", {}, {"policyTypes": ["Ingress", "Egress"]})
-    kustomization = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": ["account.yaml", "closed.yaml"],
-    }
+    closed = _rule("nothing-passes", "")
+    kustomization = {**_KUSTOMIZATION, "resources": ["account.yaml", "closed.yaml"]}
     return {
         "kustomization.yaml": yaml(kustomization, head=_BASE_HEAD),
         "account.yaml": yaml(account, head=_BASE_HEAD),
@@ -434,54 +402,37 @@ def rules_of_hub(described: DeploymentDescription) -> list[dict[str, Any]]:
     """Return the rules of the broker's nodes and of the synchronizers."""
     own_nodes = _pods(CLUSTER)
     watchers = [MONITOR] if described.hub.monitor else []
-    own = {
-        "podSelector": {
-            "matchExpressions": [{"key": "app", "operator": "In", "values": [*watchers, "synchronizer", "learner"]}]
-        }
-    }
-    islands = [{"ipBlock": {"cidr": cidr}} for cidr in described.hub.sources or _EVERYWHERE]
-    to_nodes = {"to": [own_nodes], "ports": [{"port": CLUSTER_PORT, "protocol": "TCP"}]}
+    roles = {"key": "app", "operator": "In", "values": [*watchers, "synchronizer", "learner"]}
+    own = {"podSelector": {"matchExpressions": [roles]}}
+    islands = _networks(described.hub.sources)
     leaves = [leaf for place in described.regions if (leaf := leaf_of(described, place)) is not None]
     near = [_pods(leaf.name) for leaf in leaves if _is_beside_the_hub(described, leaf.place)]
-    from_leaves = {"from": [*near, *islands], "ports": [{"port": LEAF_PORT, "protocol": "TCP"}]}
-    broker = {
-        "policyTypes": ["Ingress", "Egress"],
-        "ingress": [
-            {"from": [own, *islands], "ports": [{"port": PORT, "protocol": "TCP"}]},
-            {"from": [own_nodes], "ports": [{"port": CLUSTER_PORT, "protocol": "TCP"}]},
-            *([from_leaves] if leaves else []),
-        ],
-        "egress": [_NAMES, to_nodes],
-    }
-    synchronizer = {
-        "policyTypes": ["Egress"],
-        "egress": [
-            _NAMES,
-            {"to": [own_nodes], "ports": [{"port": PORT, "protocol": "TCP"}]},
-            *_to_archive(described),
-        ],
-    }
+    let_in = [_way("from", [own, *islands], PORT), _way("from", [own_nodes], CLUSTER_PORT)]
+    let_in += [_way("from", [*near, *islands], LEAF_PORT)] if leaves else []
+    to_broker = [_NAMES, _way("to", [own_nodes], PORT)]
+    # An object store speaks HTTPS.
+    to_archive = [_way("to", _networks(()), 443)] if uses_object_store(described) else []
     # Any pod of the cluster may ask the monitor, which only tells: a Prometheus stands in a namespace of its own.
-    asked = {"from": [{"namespaceSelector": {}}], "ports": [{"port": MONITOR_PORT, "protocol": "TCP"}]}
-    monitor = {
-        "policyTypes": ["Ingress", "Egress"],
-        "ingress": [asked],
-        "egress": [_NAMES, {"to": [own_nodes], "ports": [{"port": PORT, "protocol": "TCP"}]}],
-    }
+    asked = [_way("from", [{"namespaceSelector": {}}], MONITOR_PORT)]
     return [
-        _rule("broker", {"app": CLUSTER}, broker),
-        _rule("synchronizer", {"app": "synchronizer"}, synchronizer),
-        *(_rule(name, {"app": name}, monitor) for name in watchers),
+        _rule("broker", CLUSTER, ingress=let_in, egress=[_NAMES, _way("to", [own_nodes], CLUSTER_PORT)]),
+        _rule("synchronizer", "synchronizer", egress=[*to_broker, *to_archive]),
+        *(_rule(name, name, ingress=asked, egress=to_broker) for name in watchers),
     ]
 
 
 def rules_of_region(described: DeploymentDescription, place: str) -> list[dict[str, Any]]:
     """Return the rules of a region: its learners reach their broker and nothing else, as far as its addresses are told."""
     leaf = leaf_of(described, place)
-    if leaf is not None:
-        return _rules_around(described, leaf)
-    reached = _hub_reached(described, place, {node.port for node in nodes(described)}, PORT)
-    return [_rule("learner", {"app": "learner"}, {"policyTypes": ["Egress"], "egress": [_NAMES, *reached]})]
+    if leaf is None:
+        reached = _hub_reached(described, place, {node.port for node in nodes(described)}, PORT)
+        return [_rule("learner", "learner", egress=[_NAMES, *reached])]
+    roles = [learners_of(described, place)]
+    roles += [one.name for one in services(described, place) if one.kind == "premerger"]
+    hub = _hub_reached(described, place, {node.leaf_port for node in nodes(described)}, LEAF_PORT)
+    taken, to_leaf = _way("from", [_pods(role) for role in roles], PORT), _way("to", [_pods(leaf.name)], PORT)
+    broker = _rule(leaf.name, leaf.name, ingress=[taken], egress=[_NAMES, *hub])
+    return [broker, *(_rule(role, role, egress=[_NAMES, to_leaf]) for role in roles)]
 
 
 def budget(name: str, role: str) -> dict[str, Any]:
@@ -495,25 +446,12 @@ def learners_of(described: DeploymentDescription, place: str) -> str:
     return "learner" if leaf_of(described, place) is None else f"{place}-learner"
 
 
-def _rules_around(described: DeploymentDescription, leaf: PlannedLeaf) -> list[dict[str, Any]]:
-    place = leaf.place
-    roles = [learners_of(described, place)]
-    roles += [one.name for one in services(described, place) if one.kind == "premerger"]
-    taken = {"from": [_pods(role) for role in roles], "ports": [{"port": PORT, "protocol": "TCP"}]}
-    hub = _hub_reached(described, place, {node.leaf_port for node in nodes(described)}, LEAF_PORT)
-    broker = {"policyTypes": ["Ingress", "Egress"], "ingress": [taken], "egress": [_NAMES, *hub]}
-    to_leaf = {"to": [_pods(leaf.name)], "ports": [{"port": PORT, "protocol": "TCP"}]}
-    others = {"policyTypes": ["Egress"], "egress": [_NAMES, to_leaf]}
-    return [_rule(leaf.name, {"app": leaf.name}, broker), *(_rule(role, {"app": role}, others) for role in roles)]
-
-
 def _hub_reached(described: DeploymentDescription, place: str, ports: set[int], inner: int) -> list[dict[str, Any]]:
     """Return the ways from a region to the hub: to `ports` of its hosts, and to port `inner` of its pods beside us."""
-    to: list[dict[str, Any]] = [{"ipBlock": {"cidr": cidr}} for cidr in described.hub.addresses or _EVERYWHERE]
-    reached = [{"to": to, "ports": [{"port": port, "protocol": "TCP"} for port in sorted(ports)]}]
+    reached = [_way("to", _networks(described.hub.addresses), *sorted(ports))]
     if _is_beside_the_hub(described, place):
         # Behind the address of a Service stands a pod, and rules see the pod.
-        reached.append({"to": [_pods(CLUSTER)], "ports": [{"port": inner, "protocol": "TCP"}]})
+        reached.append(_way("to", [_pods(CLUSTER)], inner))
     return reached
 
 
@@ -526,24 +464,21 @@ def _pods(role: str) -> dict[str, Any]:
     return {"podSelector": {"matchLabels": {"app": role}}}
 
 
-def _to_archive(described: DeploymentDescription) -> list[dict[str, Any]]:
-    """Return the way to an archive that is an object store, which speaks HTTPS."""
-    if not uses_object_store(described):
-        return []
-    return [{"to": [{"ipBlock": {"cidr": cidr}} for cidr in _EVERYWHERE], "ports": [{"port": 443, "protocol": "TCP"}]}]
+def _networks(cidrs: Sequence[str]) -> list[dict[str, Any]]:
+    return [{"ipBlock": {"cidr": cidr}} for cidr in cidrs or _EVERYWHERE]
 
 
-def _rule(name: str, labels: Mapping[str, str], rules: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a rule for the pods with `labels`; without any, for all pods of the namespace."""
-    selector = {"matchLabels": dict(labels)} if labels else {}
+def _way(direction: str, peers: list[dict[str, Any]], *ports: int) -> dict[str, Any]:
+    return {direction: peers, "ports": [{"port": port, "protocol": "TCP"} for port in ports]}
+
+
+def _rule(name: str, app: str, **ways: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a rule for the pods of `app`, for all of the namespace if it is empty; without `ways` nothing passes."""
+    types = [way.capitalize() for way in ways or ("ingress", "egress")]
+    selector = {"matchLabels": {"app": app}} if app else {}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": {"name": name},
-        "spec": {"podSelector": selector, **rules},
+        "spec": {"podSelector": selector, "policyTypes": types, **ways},
     }
-
-
-def named_variables(environment: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return variables as a container has them."""
-    return [{"name": name, "value": value} for name, value in environment.items()]

@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 import tempfile
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -37,16 +36,13 @@ from atoll.base.files import (
     text_or_empty,
     write_whole,
 )
-from atoll.base.machine import huge_pages
 from atoll.base.parsing import parsed
 from atoll.base.wording import few
-from atoll.deploy.compose import compose_files
 from atoll.deploy.description import DeploymentDescription, leaf_name
 from atoll.deploy.kubernetes import base_files, kubernetes_files
 from atoll.deploy.services import (
     IDENTITY_FILE,
     RUN_FILE,
-    PlannedService,
     archive_folders,
     archive_notes,
     founders,
@@ -57,10 +53,9 @@ from atoll.deploy.services import (
     learners_at,
     places,
     services,
-    unit_name,
 )
-from atoll.deploy.systemd import systemd_files
-from atoll.deploy.texts import toml, yaml
+from atoll.deploy.targets import compose_files, skypilot_files, systemd_files
+from atoll.deploy.texts import toml
 from atoll.keys.certificates import hosts_of
 from atoll.keys.identity import FOLDER_MODE
 from atoll.keys.roll import (
@@ -78,10 +73,6 @@ MANIFEST: Final = "rendered.json"
 KEYS: Final = "keys"
 SERVICES: Final = "services"
 DOOR_FILES: Final = ("roll.json", "broker.pem", "broker.key", "authority.pem", IDENTITY_FILE)
-SECRET: Final = "ATOLL_IDENTITY_BASE64"  # noqa: S105  (a name)
-_TASK_HEAD: Final = """{name}: written by `atoll deploy render`; change the description and render again.
-
-  sky jobs launch {file} --secret {secret}="$(base64 -w0 services/{service}/identity.toml)" """
 _HEAD: Final = "# Written by `atoll deploy render`; change the description and render again.\n"
 
 
@@ -185,7 +176,6 @@ def edited_files(out: Path) -> list[str]:
 
 
 def _check_settings(wanted: dict[str, str]) -> None:
-    """Raise `SettingsError` for a run file that no service would take; it names the setting."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / RUN_FILE
         for name, text in wanted.items():
@@ -223,7 +213,6 @@ def _provide_keys(described: DeploymentDescription, out: Path, done: Rendered) -
 
 
 def _key_notes(described: DeploymentDescription, folder: KeyFolder, everybody: Container[str]) -> Iterator[str]:
-    """Yield what the keys lack, or hold too much, for this description."""
     shown = set(hosts_of(read_text(folder.certificate_path)))
     if lacking := [host for host in hosts_of_broker(described) if host not in shown]:
         hosts = " ".join(f"--host {host}" for host in hosts_of_broker(described))
@@ -320,44 +309,3 @@ def _digest(path: Path) -> str:
 
 def _digest_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def skypilot_files(described: DeploymentDescription, place: str) -> dict[str, str]:
-    """Return a region as tasks of SkyPilot: one for each learner, on machines that may be taken back.
-
-    The identity is a *secret* of the task: the file names it and does not hold it, and `sky` asks for it at launch. The run
-    file holds no secret and travels in the task's own text. A managed job (`sky jobs launch`) that loses its machine begins
-    anew on another one: the learner takes the run's values, and goes on with fresh moments of its inner optimizer. One that has
-    finished leaves with 0 and stays finished.
-    """
-    found = {}
-    for service in services(described, place):
-        file = f"{service.name}.sky.yaml"
-        head = _TASK_HEAD.format(
-            name=unit_name(described, service.name), file=file, secret=SECRET, service=service.name
-        )
-        found[file] = yaml(_skypilot_task(described, place, service), head=head.rstrip())
-    return found
-
-
-def _skypilot_task(described: DeploymentDescription, place: str, service: PlannedService) -> dict[str, Any]:
-    region = described.regions[place]
-    resources: dict[str, Any] = {"accelerators": region.accelerators} if region.accelerators else {}
-    resources |= {"use_spot": region.spot, "disk_size": 256}
-    run = (
-        "umask 077\nmkdir -p ~/atoll && cd ~/atoll\n"
-        f'printf %s "${SECRET}" | base64 -d > {IDENTITY_FILE}\n'
-        f"cat > {RUN_FILE} <<'END_OF_RUN_FILE'\n{toml(service.settings)}END_OF_RUN_FILE\n"
-        f"exec atoll learner --config {RUN_FILE}\n"
-    )
-    mounted = {"file_mounts": {"/data": region.data}} if "://" in region.data else {}
-    return {
-        "name": unit_name(described, service.name).lower(),
-        "resources": resources,
-        "num_nodes": 1,
-        **mounted,
-        "envs": huge_pages({}),
-        "secrets": {SECRET: None},
-        "setup": f"python3 -m pip install --upgrade {shlex.quote(described.software.package)}\n",
-        "run": run,
-    }

@@ -75,6 +75,11 @@ class PlannedNode:
         return f"broker-{self.number}"
 
     @property
+    def door(self) -> str:
+        """Return the name of the folder of its door, which all nodes share."""
+        return DOOR
+
+    @property
     def address(self) -> str:
         """Return its address for islands."""
         return f"tls://{bracketed(self.host)}:{self.port}"
@@ -91,8 +96,10 @@ class PlannedLeaf:
 
     @property
     def name(self) -> str:
-        """Return the name of its service."""
+        """Return the name of its service, and of the folder of its door."""
         return leaf_name(self.place)
+
+    door = name
 
     @property
     def address(self) -> str:
@@ -138,6 +145,12 @@ def leaf_of(described: DeploymentDescription, place: str) -> PlannedLeaf | None:
     contained = region.target in CONTAINED
     hubs = tuple(f"tls://{bracketed(node.host)}:{node.leaf_port}" for node in nodes(described))
     return PlannedLeaf(place, leaf_name(place) if contained else region.host, PORT if contained else region.port, hubs)
+
+
+def brokers_at(described: DeploymentDescription, place: str) -> list[PlannedNode | PlannedLeaf]:
+    """Return the brokers of a place: the nodes of the hub's, or that of a region which has one."""
+    leaf = leaf_of(described, place)
+    return [*nodes(described)] if place == HUB else [] if leaf is None else [leaf]
 
 
 def inner_host(described: DeploymentDescription, node: PlannedNode) -> str:
@@ -269,7 +282,6 @@ def _service_tables(
     stay: bool,
     more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the tables of a service's run file, its own settings above those of all."""
     given = merge_tables(merge_tables({"log": {"format": "json"}}, described.settings), more or {})
     if flat := next((one for one in TABLES if not isinstance(given.get(one, {}), Mapping)), None):
         raise SettingsError(
@@ -312,8 +324,17 @@ def _is_set(tables: Mapping[str, Any], name: str) -> bool:
     return True
 
 
-def node_command(described: DeploymentDescription, node: PlannedNode, **paths: str) -> Iterator[str]:
-    """Yield the words that start a node with `store` and `keys` at these paths, as its own machine knows the others."""
+def broker_command(
+    described: DeploymentDescription, broker: PlannedNode | PlannedLeaf, *, store: str, keys: str
+) -> list[str]:
+    """Return the words that start a broker with its data and its door at these paths."""
+    if isinstance(broker, PlannedLeaf):
+        return list(leaf_command(broker, store=store, keys=keys))
+    return list(_node_command(described, broker, store=store, keys=keys))
+
+
+def _node_command(described: DeploymentDescription, node: PlannedNode, **paths: str) -> Iterator[str]:
+    """Yield the words that start a node, as its own machine knows the others."""
     yield from ("broker", "--host", "0.0.0.0")  # noqa: S104  (islands come from outside)
     for flag, path in paths.items():
         yield from (f"--{flag}", path)

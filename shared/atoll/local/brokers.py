@@ -1,18 +1,14 @@
 """The run's broker: a given one, which is checked, or our own, hosted by a child process.
 
 Our own broker is a child of `up`, not a part of it: Ctrl-C in a terminal goes to every process of the foreground group, and
-the broker must end last. The host restarts the server on the same port if it dies, and writes its address to a file; a
-restarted host finds its port there. A broker of several nodes has a host for each.
+the broker must end last. The host restarts the server on the same port if it dies, and writes its address to a file, where a
+restarted host finds its port.
 
-In two states a server lives and does not serve; each is mended by a restart, which loses nothing.
-
-**Its disk was full.** It refuses every write, also when there is room again, because it remembers the first error of a file
-until it restarts. It has acknowledged nothing since.
-
-**It is frozen**: stopped, or hung. It holds its connections and says nothing. As a node of a cluster it does harm when it goes
-on: in its eyes every leader has been silent, so it stands for election in every group, in a newer term. That unseats all the
-leaders that served meanwhile, and commits pause for another 4 to 9 seconds. A node that is started anew listens first. Silence
-alone proves nothing: strangers may crowd the door, or our own question may fail. A frozen server has no processor time either.
+In two states a server lives and does not serve; each is mended by a restart, which loses nothing. **Its disk was full**: it
+refuses every write, also when there is room again, because it remembers the first error of a file until it restarts. **It is
+frozen**: it holds its connections and says nothing. As a node of a cluster it does harm when it goes on: in its eyes every
+leader has been silent, so it stands for election in every group, and commits pause for another 4 to 9 seconds. A node that is
+started anew listens first. Silence alone proves nothing; a frozen server has no processor time either.
 """
 
 from __future__ import annotations
@@ -135,7 +131,6 @@ def keep_running(
 
 @contextlib.contextmanager
 def _region_keeper(broker: EmbeddedBroker) -> Iterator[RegionKeeper | None]:
-    """Keep the runs of the region whose leaf the broker is, if it is one; give the keeper."""
     if not isinstance(broker.link, RegionSide):
         yield None
         return
@@ -150,7 +145,6 @@ def _region_keeper(broker: EmbeddedBroker) -> Iterator[RegionKeeper | None]:
 
 
 def _restart_dead(broker: EmbeddedBroker, deaths: deque[float]) -> None:
-    """Restart a server that died, unless it did so too often; `deaths` are the times of its last ones."""
     if len(deaths) == RESTARTS_MAX and time.monotonic() - deaths[0] < RESTARTS_S:
         raise BrokerUnavailable(
             "the broker dies again and again",

@@ -7,6 +7,9 @@ ten seconds. Both draw from a `ConsolePicture` and know nothing else.
 
 from __future__ import annotations
 
+import os
+import sys
+import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -284,7 +287,6 @@ def _host_rows(picture: ConsolePicture) -> Iterator[dict[str, Text]]:
 
 
 def _traffic_cells(meter: TrafficMeter | None, moved: LinkTraffic) -> dict[str, Text]:
-    """Return the bytes of a link, up and down, and its pace while its process lives."""
     cells = {"up": as_size(moved.wire_up), "down": as_size(moved.wire_down)}
     if meter is not None:
         cells |= zip(("up/s", "down/s"), (as_size(round(pace)) for pace in meter.pace()), strict=True)
@@ -319,3 +321,25 @@ def status_line(picture: ConsolePicture) -> str:
         f"{view.run_tokens:,}{target} tokens · {picture.tokens_per_s:,.0f}/{clock}s · {view.commits} commits · {traffic}"
         f"{goodput}{quality}{left}"
     )
+
+
+TEXT_BROWSERS = frozenset({"www-browser", "links", "elinks", "lynx", "w3m"})
+
+
+def open_page(url: str) -> bool:
+    """Open `url`, and return whether a browser was asked to; on a machine without a screen nothing happens."""
+    if not has_screen():
+        return False
+    try:
+        browser = webbrowser.get()
+    except webbrowser.Error:
+        return False
+    # A browser in the terminal would take it away from the program that runs there.
+    return getattr(browser, "name", "") not in TEXT_BROWSERS and browser.open(url)
+
+
+def has_screen() -> bool:
+    """Return whether this process can show a window: a session over ssh without X cannot."""
+    if sys.platform in ("darwin", "win32"):
+        return "SSH_CONNECTION" not in os.environ
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -504,7 +504,6 @@ def with_age(moment: TopMoment, founded_at_s: float | None = None) -> ConsolePic
 
 
 def _age_s(moment: TopMoment, founded_at_s: float | None) -> float:
-    """Return the age of the run, or how long it lasted if it has ended."""
     view = moment.picture.view
     until_s = view.newest_s if moment.has_ended and view.newest_s else moment.wall_s
     began_s = view.began_s if founded_at_s is None else founded_at_s

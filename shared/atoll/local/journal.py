@@ -27,7 +27,6 @@ class Journal:
     """Writes one session of a run into the run's folder; `end` notes how the session came to its end."""
 
     def __init__(self, up: UpPlan, folder: RunFolder, view: History, clock: Clock) -> None:
-        """Open a session in the run's file, or in a new one; nothing is written yet."""
         self._folder = folder
         self._view = view
         self._clock = clock
@@ -42,7 +41,7 @@ class Journal:
             learners=len(up.learners),
             settings={},
             broker=EMBEDDED if up.broker is None else redact(up.broker),
-            corpus=[str(path.absolute()) for path in up.corpus],
+            corpus=[str(path.absolute()) for path in up.settings.up.corpus],
             created_at_s=clock.wall(),
             begun=False,
         )

@@ -55,17 +55,11 @@ class UpPlan:
     Attributes:
         settings: the run's settings, complete; `learner.id` and `synchronizer.shard` are set per child.
         learners: ids of the learners, in order.
-        throttle: factor by learner id, for learners that are slowed down.
-        via: broker URL by child, for children that use another address than the rest.
         out: the run's folder.
         broker: URL of a given broker, or None for our own.
-        port: port of our own broker, 0 for a free one.
-        minutes: how long to train at most, 0 for no bound.
-        corpus: what to prepare data from; empty means Python's own source.
         prepare: whether this run prepares the data itself.
         former: the run as the folder had it, or None for a new one.
         aside: whether a finished run in `out` is moved aside for this new one.
-        standbys: how many more processes want each shard, beside its owner.
         resume: whether a run that the broker has lost is rebuilt from its archive.
         like: the earlier run that this new one is begun like, or None.
         keys: the folder of keys by which our own broker is locked, or None.
@@ -73,17 +67,11 @@ class UpPlan:
 
     settings: Settings
     learners: tuple[str, ...]
-    throttle: Mapping[str, float]
-    via: Mapping[str, str]
     out: Path
     broker: str | None
-    port: int
-    minutes: float
-    corpus: tuple[Path, ...]
     prepare: bool
     former: RunFile | None
     aside: bool = False
-    standbys: int = 0
     resume: bool = False
     like: EarlierRun | None = None
     keys: Path | None = None
@@ -126,21 +114,16 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
     copies = copies_of(settings, loaded.origins, stated)
     keys = keys_for(settings, out, stated, former, fresh=aside or request.fresh)
     locked = settings.up.locked if "broker.url" in stated else keys is not None
+    _check_via(settings.up.via, (*learners, *shard_names(shards), *standby_names(shards, settings.up.standbys)))
     settings = _complete(settings, copies, keys, {"throttle": throttle, "locked": locked})
     result = UpPlan(
         settings=settings,
         learners=learners,
-        throttle=throttle,
-        via=_via(settings.up.via, (*learners, *shard_names(shards), *standby_names(shards, settings.up.standbys))),
         out=out,
         broker=settings.broker.url if "broker.url" in stated else None,
-        port=settings.up.port,
-        minutes=settings.up.minutes,
-        corpus=settings.up.corpus,
         prepare="data.dir" not in loaded.origins,
         former=former,
         aside=aside,
-        standbys=settings.up.standbys,
         resume=request.resume,
         like=like,
         keys=keys,
@@ -150,7 +133,6 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
 
 
 def _complete(settings: Settings, copies: int, keys: Path | None, up: Mapping[str, Any]) -> Settings:
-    """Return the settings with what follows from others: copies of each stream, the identity of `keys`, values of `up`."""
     broker = {"replicas": copies} | ({} if keys is None else {"identity": RunKeys(keys, settings.run).operator})
     return settings.model_copy(
         update={"up": settings.up.model_copy(update=up), "broker": settings.broker.model_copy(update=broker)}
@@ -158,7 +140,6 @@ def _complete(settings: Settings, copies: int, keys: Path | None, up: Mapping[st
 
 
 def _check(up: UpPlan, stated: GivenValues) -> None:
-    """Raise `SettingsError` for a plan that does not fit its folder, its text or the run that it continues."""
     if up.resume and up.former is None:
         raise SettingsError(
             "there is no run to resume", got=up.out, allowed="a folder with run.json", todo="correct --out"
@@ -250,30 +231,29 @@ def _throttle(factors: Mapping[str, float], learners: Collection[str], stated: G
     return {name: factor for name, factor in factors.items() if name in learners}
 
 
-def _via(addresses: Mapping[str, str], children: Collection[str]) -> dict[str, str]:
+def _check_via(addresses: Mapping[str, str], children: Collection[str]) -> None:
     for name, url in addresses.items():
         if not is_address(url):
             got = f"{name}={redact(url)}"
             raise SettingsError("--via is wrong", got=got, allowed=f"name={ADDRESSES}", todo="see --help")
         if name not in children:
             raise SettingsError("--via names nobody", got=name, allowed=", ".join(children), todo="see --learners")
-    return dict(addresses)
 
 
 def _check_data(up: UpPlan) -> None:
     """Refuse a corpus that does not exist, or that this run would not read; a run that goes on has its data already."""
-    if up.corpus and not up.prepare:
+    corpus = up.settings.up.corpus
+    if corpus and not up.prepare:
         raise SettingsError(
             "--corpus and data.dir contradict each other", got=up.settings.data.dir, todo="give one of the two"
         )
-    for path in up.corpus if up.former is None else ():
+    for path in corpus if up.former is None else ():
         if not path.exists():
             told = f" ({up.like.path} names it)" if up.like is not None else ""
             raise SettingsError("there is no such text", got=f"{path}{told}", todo="correct --corpus")
 
 
 def _check_unchanged(former: RunFile, up: UpPlan, stated: GivenValues) -> None:
-    """Refuse to continue `former` with a change in anything that its processes have agreed on."""
     now = flat(up.settings)
     for name, (_, origin) in stated.items():
         was = former.run if name == "run" else former.settings.get(name)
@@ -286,7 +266,7 @@ def _check_unchanged(former: RunFile, up: UpPlan, stated: GivenValues) -> None:
                 todo="leave it away, or start a new run in another --out (all but id, seed, text, brokers, model.* and "
                 "protocol.* may change, and --tokens)",
             )
-    texts = [str(path.absolute()) for path in up.corpus]
+    texts = [str(path.absolute()) for path in up.settings.up.corpus]
     if texts != former.corpus:
         raise SettingsError(
             "the corpus of a run cannot change",
@@ -307,7 +287,6 @@ def _check_unchanged(former: RunFile, up: UpPlan, stated: GivenValues) -> None:
 
 
 def _undo_of(origin: str, name: str) -> str:
-    """Return what a person does so that `origin` does not give the setting `name`: a variable, a flag, or a file."""
     if origin.startswith(PREFIX):
         return f"unset {origin}"
     return f"omit {origin}" if origin.startswith("--") else f"take {name} out of {origin}"

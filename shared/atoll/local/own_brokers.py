@@ -59,23 +59,39 @@ def copies_of(settings: Settings, origins: Mapping[str, str], stated: Container[
 
 
 def keys_for(settings: Settings, out: Path, stated: GivenValues, former: RunFile | None, *, fresh: bool) -> Path | None:
-    """Return the folder of keys of our own broker, None for an open one or somebody else's.
+    """Return where the keys of our own broker are, or will be; None for an open one or somebody else's.
 
     `former` is the run in `out` that is continued. If it is `fresh`, what lies in `out` counts for nothing. A setting that is
     true says no more than the default, but for the flag: a printed file has it beside every broker.
+
+    Raises:
+        SettingsError: a broker that was begun open shall be locked, or the other way round; or it is not our own.
     """
     flag = settings.up.locked if stated.get("up.locked", ("", ""))[1] == "--locked" else None
+    if "broker.url" in stated:
+        if flag:
+            raise SettingsError(
+                "--locked and --broker contradict each other",
+                got=f"{redact(settings.broker.url)} is not our own broker",
+                todo="leave --locked away; lock that broker where it is started (`atoll broker --keys`)",
+            )
+        return None
     told = flag if flag is not None or settings.up.locked else False
-    if "broker.url" not in stated:
-        was = None if former is None else bool(former.settings.get("up.locked", False))
-        return wanted_keys(out, told=told, former=was, fresh=fresh)
-    if flag:
+    keys, store = out / KEYS, out / STORE
+    was_locked = former is not None and bool(former.settings.get("up.locked", False))
+    # A locked run whose keys are lost does not become an open one: with new keys its signatures are refused.
+    locked = not fresh and (was_locked or keys_of(out) is not None)
+    begun = locked or former is not None or (not fresh and store.is_dir() and any(store.iterdir()))
+    if not begun:
+        return None if told is False else keys
+    if told is not None and told is not locked:
+        was, flagged = ("locked", "--open") if locked else ("open", "--locked")
         raise SettingsError(
-            "--locked and --broker contradict each other",
-            got=f"{redact(settings.broker.url)} is not our own broker",
-            todo="leave --locked away; lock that broker where it is started (`atoll broker --keys`)",
+            f"the broker of this run was begun {was}, and stays so",
+            got=flagged,
+            todo=f"leave {flagged} away, or start a new run in another --out",
         )
-    return None
+    return keys if locked else None
 
 
 def check_same_brokers(former: RunFile, settings: Settings, out: Path) -> None:
@@ -95,34 +111,6 @@ def keys_of(out: Path) -> Path | None:
     """Return the folder of keys of the run in `out`, None if its broker is open."""
     keys = out / KEYS
     return keys if KeyFolder(keys).roll_path.exists() else None
-
-
-def wanted_keys(out: Path, *, told: bool | None, former: bool | None, fresh: bool) -> Path | None:
-    """Return where the keys of a run are, or will be; None if its own broker is open.
-
-    Args:
-        out: the run's folder.
-        told: whether the broker shall be locked, None if nobody said so.
-        former: whether the run in `out` that is continued was locked, None for a new run.
-        fresh: whether what lies in `out` counts for nothing.
-
-    Raises:
-        SettingsError: a broker that was begun open shall be locked, or the other way round.
-    """
-    keys, store = out / KEYS, out / STORE
-    # A locked run whose keys are lost does not become an open one: with new keys its signatures are refused.
-    locked = not fresh and (bool(former) or keys_of(out) is not None)
-    begun = locked or former is not None or (not fresh and store.is_dir() and any(store.iterdir()))
-    if begun and told is not None and told is not locked:
-        was, flag = ("locked", "--open") if locked else ("open", "--locked")
-        raise SettingsError(
-            f"the broker of this run was begun {was}, and stays so",
-            got=flag,
-            todo=f"leave {flag} away, or start a new run in another --out",
-        )
-    if begun:
-        return keys if locked else None
-    return None if told is False else keys
 
 
 class RunKeys:

@@ -268,7 +268,6 @@ class ProcessGroup:
             ) from error
 
     def _note_end(self, child: _Child, pid: int, code: int, now_s: float) -> Exit:
-        """Note an end; end what it has left."""
         _signal_group(pid, signal.SIGKILL)
         child.process = None
         proven = self.proven(child.plan.name) and now_s - child.born_s >= PROVEN_S
@@ -283,7 +282,6 @@ class ProcessGroup:
         return child.was_proven or self.away_s() > child.away_s
 
     def _plan_restart(self, child: _Child, code: int, now_s: float) -> Exit:
-        """Note a code, and when to start again if that is what it deserves."""
         child.codes.append(code)
         fault = code not in (0, UserError.exit_code)
         absent = self._is_absence(child, code)
@@ -296,6 +294,5 @@ class ProcessGroup:
 
 
 def _signal_group(pid: int, number: signal.Signals, *, group: bool = True) -> None:
-    """Send a signal to the group that `pid` leads, or to `pid` alone; a missing process is no error."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         (os.killpg if group else os.kill)(pid, number)

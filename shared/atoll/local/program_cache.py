@@ -2,15 +2,11 @@
 
     $XDG_CACHE_HOME/atoll/programs/<machine>     ($XDG_CACHE_HOME is ~/.cache unless it is set)
 
-A program depends on the model and the batch, not on the run. So the second run of a model begins to train as soon as its
-processes are up. JAX names an entry by all that it was compiled from, JAX's own version among it, but not by the processor's
-abilities: a home folder may be shared by unlike machines, so each kind of processor has a folder of its own.
-
-Where the user has no such folder of its own (`atoll.base.user_cache`), the run's own folder does.
-
-The folder never holds much more than `CACHE_BYTES_MAX`: each run removes the oldest entries first. It also removes those that
-a full disk or a killed process has cut, which JAX would find and refuse in every run. An entry that vanishes under a reader
-is compiled again. Nothing that goes wrong here keeps a run from starting.
+A program depends on the model and the batch, not on the run. JAX names an entry by all that it was compiled from but the
+processor's abilities, and a home folder may be shared by unlike machines: each kind of processor has a folder of its own. Where
+the user has no such folder of its own (`atoll.base.user_cache`), the run's own folder does. Each run removes the oldest entries
+beyond `CACHE_BYTES_MAX`, and those that a full disk or a killed process has cut, which JAX would find and refuse in every run.
+Nothing that goes wrong here keeps a run from starting.
 """
 
 from __future__ import annotations
@@ -86,7 +82,6 @@ def tidy(folder: Path, bytes_max: int) -> None:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Return what lies in a folder, but for what steers its use."""
     try:
         return [path for path in folder.iterdir() if not path.name.startswith(".")]
     except OSError:

@@ -1,26 +1,19 @@
 """The settings of a run of `atoll up`: its own defaults, those of an earlier run (`--like`), and how its children get them.
 
-**Defaults** make a run of about five minutes on two cores. The model is the learner's size "s"; its rate and schedule are the
-learner's (`atoll_learner.train_settings`). With an interval of a few steps an overwrite would throw away much of the
-training, so adoption carries it over. Few learners that meet so often do better with the mean of their pseudo-gradients than
-with RDA, which makes their noise as long as what they agree on. docs/adr/0056 and 0063 have the tables and where each value
-comes from.
+**Defaults** make a run of about five minutes on two cores (docs/adr/0056 and 0063). The model is the learner's size "s"; its
+rate and schedule are the learner's (`atoll_learner.train_settings`). With an interval of a few steps an overwrite would throw
+away much of the training, so adoption carries it over, and few learners that meet so often do better with the mean of their
+pseudo-gradients than with RDA. The interval follows from the number of learners, who share a run's tokens: 16 steps divided by
+them, so that rounds and their costs follow from the tokens alone; at least four steps, in which the eight fragments make two
+rounds a step, and at most eight (docs/adr/0064).
 
-The interval follows from the number of learners. All learners share a run's tokens, so twice as many take half of the steps
-each, and with the same interval would meet half as often. The interval is 16 steps divided by the learners, rounded down: with
-two to four learners the rounds of a run, and what they cost, follow from its tokens alone. It is at least four steps, in which
-the eight fragments make two rounds a step, and at most eight: the loss of short runs suffers beyond. docs/adr/0064 has the
-tables.
-
-**A run like an earlier one** takes the settings of that run's `report.json` or `run.json`, those of the section `up` included,
-but for what belongs to that one run: its id, its folder, its broker with its door, and the relays to it. Flags, `--set`,
-environment and `--config` go before, as everywhere. A value that merely followed from another setting (the width from
-`model.size`, the rate from the inner optimizer) is not taken over: it follows again. So `--like report.json --set model.size=m`
-begins a larger model, and not a mixture of two. Settings do not make a run alone. If Atoll's version or commit is another, or
-the text is, the new run may end elsewhere, and `differences` and `text_difference` say so.
+**A run like an earlier one** takes the settings of that run's `report.json` or `run.json`, but for what belongs to that one
+run: its id, its folder, its broker with its door, and the relays to it. Flags, `--set`, environment and `--config` go before. A
+value that merely followed from another setting (the width from `model.size`) follows again. Where Atoll's version, the commit
+or the text is another, the new run may end elsewhere, and `differences` and `text_difference` say so.
 
 **Children** get the whole resolved configuration as `ATOLL_…` variables and none of the parent's own, so a child runs with
-exactly what `run.json` holds. Secrets in a broker's URL reach children only; `redacted` removes them for display.
+exactly what `run.json` holds. Secrets in a broker's URL reach children only.
 """
 
 from __future__ import annotations
@@ -243,7 +236,6 @@ def flat(settings: Settings) -> dict[str, Any]:
 
 
 def _collect(value: object, name: str, leaves: dict[str, Any]) -> None:
-    """Put the leaves of `value` under `name` into `leaves`; an empty table has none."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             _collect(inner, f"{name}.{key}", leaves)

@@ -4,10 +4,9 @@ The founder writes the run record once. Only the token target may change later, 
 runs, because they read the record when they start.
 
 A run keeps an archive in `OUT/archive` unless `archive.url` names another place or `archive.every_s=0` turns it off. Before
-anything trains, `up` compares the broker with `run.json` and the archive. If something is missing, training would start
-from scratch under the old name, so `up` refuses. With `--resume` it rebuilds the run from the newest complete checkpoint.
-It moves the store of our own broker aside first and never deletes it. Only a broker's *answer* shows a loss: a broker that
-is slow, away or full has lost nothing, and the check ends with the broker's own error.
+anything trains, `up` compares the broker with `run.json` and the archive. If something is missing, training would silently
+start from scratch, so `up` refuses; with `--resume` it moves the store of our own broker aside and rebuilds the run from the
+newest complete checkpoint. Only a broker's *answer* shows a loss: one that is slow, away or full has lost nothing.
 """
 
 from __future__ import annotations
@@ -36,10 +35,9 @@ from atoll.base.errors import (
 from atoll.base.files import DOCUMENT_BYTES_MAX, read_file
 from atoll.base.parsing import parsed
 from atoll.base.wording import counted
-from atoll.bus.interface import Bus, Record
+from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.local.options import UpPlan
-from atoll.protocol.ledger import Ledger
 from atoll.report.collect import BrokerFacts
 from atoll.run.delta_chain import read_values
 from atoll.run.folder import VALIDATION, RebuiltRecord, RunFolder
@@ -69,8 +67,11 @@ async def close_run(bus: Bus, run: str) -> bool:
 
 
 async def _change_record(bus: Bus, run: str, *, closing: bool, target: int | None = None) -> bool:
-    """Write a run's record once more, by compare-and-set, if that changes it."""
-    record = await _read_record(bus, run)
+    try:
+        record = await bus.get_record(Subjects(run).run_record)
+    except RunReplaced:
+        # JetStream has no such stream: the run was stopped before anybody founded it.
+        return False
     if record is None:
         return False
     founded = decode(RunRecord, record.data)
@@ -90,10 +91,9 @@ async def check_kept(bus: Bus, run: str, versions: int) -> None:
         RunLost: something is gone. Training on would silently begin again.
         BrokerUnavailable: the broker did not answer, so its content is unknown.
     """
-    found = await _read_record(bus, run)
-    if found is None:
+    record = await read_run(bus, Subjects(run))
+    if record is None:
         raise _store_loss("no run record")
-    record = decode(RunRecord, found.data)
     heads = await read_heads(bus, record)
     missing = [p for p in range(len(record.layout.fragments)) if p not in heads]
     if missing:
@@ -165,35 +165,16 @@ async def last_facts(bus: Bus, run: str, view: History) -> BrokerFacts:
     Raises:
         BrokerUnavailable: the broker did not answer.
     """
-    record = await _read_record(bus, run)
+    record = await read_run(bus, Subjects(run))
     if record is None:
         return BrokerFacts()
-    there = decode(RunRecord, record.data)
-    return BrokerFacts(there.data, await kept_ledger(bus, run, view), view)
-
-
-async def kept_ledger(bus: Bus, run: str, view: History) -> Ledger | None:
-    """Return the ledger of a run from its heads and leases; None if all shards closed theirs, or if there is no run."""
-    record = await _read_record(bus, run)
-    if record is None:
-        return None
-    there = decode(RunRecord, record.data)
-    if all(f"shard-{number}" in view.ledgers for number in range(there.protocol.shards)):
-        return None
-    return await read_ledger(bus, there)
+    closed = all(f"shard-{number}" in view.ledgers for number in range(record.protocol.shards))
+    return BrokerFacts(record.data, None if closed else await read_ledger(bus, record), view)
 
 
 async def _newest_heads(bus: Bus, run: str) -> dict[int, Head]:
-    record = await _read_record(bus, run)
-    return {} if record is None else await read_heads(bus, decode(RunRecord, record.data))
-
-
-async def _read_record(bus: Bus, run: str) -> Record | None:
-    try:
-        return await bus.get_record(Subjects(run).run_record)
-    except RunReplaced:
-        # JetStream has no such stream: the run was stopped before anybody founded it.
-        return None
+    record = await read_run(bus, Subjects(run))
+    return {} if record is None else await read_heads(bus, record)
 
 
 def archive_url(up: UpPlan) -> str:
@@ -220,7 +201,7 @@ async def find_loss(url: str, up: UpPlan) -> RunLost | RunReplaced | None:
     try:
         if up.former.versions:
             await check_kept(bus, run, up.former.versions)
-        elif _checkpoints(up) and not await _has_record(url, up):
+        elif _checkpoints(up) and await read_run(bus, Subjects(run)) is None:
             return RunLost("the broker's store has lost this run", got="no run record")
     except (RunLost, RunReplaced) as loss:
         return loss
@@ -328,7 +309,6 @@ def describe_unarchived(up: UpPlan) -> str:
 
 
 def _checkpoints(up: UpPlan) -> list[int]:
-    """Return the complete checkpoints of the run's archive, oldest first; none if the archive cannot be read."""
     url = archive_url(up)
     if not url:
         return []
@@ -340,12 +320,3 @@ def _checkpoints(up: UpPlan) -> list[int]:
         ]
     except AtollError:
         return []
-
-
-async def _has_record(url: str, up: UpPlan) -> bool:
-    run = up.settings.run
-    bus = await open_bus(url, run, name="up", options=replace(bus_options(up.settings), patience_s=LOOK_PATIENCE_S))
-    try:
-        return await read_run(bus, Subjects(run)) is not None
-    finally:
-        await bus.close()

@@ -43,39 +43,37 @@ SYNCHRONIZERS: Final = "synchronizers"
 
 
 class Services:
-    """Makes the plans of one run; `url` is the broker's address, once it is known."""
+    """The plans of one run; `url` is the broker's address, once it is known.
+
+    Attributes:
+        shards: names of the processes that serve shards first, one per shard.
+        standbys: names of the processes that stand by, and the shard that each wants.
+        home: names of the hosts of the broker that is the run's home, one per node, if it is our own.
+        brokers: those, and the hosts of the further brokers that keep fragments.
+        url_files: the files to which these hosts write their addresses.
+        learners_leave_s: how long learners may take to leave: as they were told to at most, with their last checkpoint.
+        data_dir: folder of the token shards.
+        page_url: the file to which the monitor that shows the run writes its address.
+    """
 
     def __init__(self, up: UpPlan, folder: RunFolder, url: str = "") -> None:
         self._up = up
         self._folder = folder
         self._url = url
         self._keys = None if up.keys is None else RunKeys(up.keys, up.settings.run)
-
-    @property
-    def shards(self) -> tuple[str, ...]:
-        """Return the names of the processes that serve shards first, one per shard."""
-        return shard_names(self._up.settings.protocol.shards)
-
-    @property
-    def standbys(self) -> dict[str, int]:
-        """Return the names of the processes that stand by, and the shard that each wants."""
-        return standby_names(self._up.settings.protocol.shards, self._up.standbys)
-
-    @property
-    def brokers(self) -> tuple[str, ...]:
-        """Return the names of the processes that host our own brokers."""
-        return self.home + self.bulk
-
-    @property
-    def home(self) -> tuple[str, ...]:
-        """Return those of the broker that is the run's home, one per node."""
-        nodes = self._up.settings.up.brokers
-        return (BROKER,) if nodes == 1 else tuple(f"{BROKER}-{node}" for node in range(1, nodes + 1))
-
-    @property
-    def bulk(self) -> tuple[str, ...]:
-        """Return those of the further brokers that keep fragments."""
-        return tuple(f"{BULK}-{number}" for number in range(1, self._up.settings.up.bulk_brokers + 1))
+        ours = up.settings.up
+        self.shards = shard_names(up.settings.protocol.shards)
+        self.standbys = standby_names(up.settings.protocol.shards, ours.standbys)
+        numbers, store = range(1, ours.brokers + 1), folder.path("nats").absolute()
+        self.home = (BROKER,) if ours.brokers == 1 else tuple(f"{BROKER}-{node}" for node in numbers)
+        further = tuple(f"{BULK}-{number}" for number in range(1, ours.bulk_brokers + 1))
+        self.brokers = self.home + further
+        homes = [store] if ours.brokers == 1 else [node_store(store, node) for node in numbers]
+        self._stores = [*homes, *(store / name for name in further)]
+        self.url_files = tuple(each / "url" for each in self._stores)
+        self.learners_leave_s = max(LEARNERS_LEAVE_S, LEAVE_SHARE * up.settings.learner.drain_s)
+        self.data_dir = (folder.path("data") if up.prepare else up.settings.data.dir).absolute()
+        self.page_url = folder.path("logs", f"{DASHBOARD}.url").absolute()
 
     def needs(self, name: str, fleet: ProcessGroup) -> bool:
         """Return whether the run is over without a child: it survives a learner or broker of several, and the evaluator."""
@@ -87,22 +85,6 @@ class Services:
             return True
         others = [learner for learner in self._up.learners if learner != name]
         return not fleet.alive(others) and not any(fleet.codes(other)[-1:] == (0,) for other in others)
-
-    @property
-    def learners_leave_s(self) -> float:
-        """Return how long learners may take to leave: as they were told to at most, with their last checkpoint."""
-        return max(LEARNERS_LEAVE_S, LEAVE_SHARE * self._up.settings.learner.drain_s)
-
-    @property
-    def url_files(self) -> tuple[Path, ...]:
-        """Return the files to which the hosts of our own broker write their addresses."""
-        return tuple(store / "url" for store in self._broker_stores())
-
-    def _broker_stores(self) -> list[Path]:
-        store = self._folder.path("nats").absolute()
-        nodes = len(self.home)
-        home = [store] if nodes == 1 else [node_store(store, node) for node in range(1, nodes + 1)]
-        return home + [store / name for name in self.bulk]
 
     def addresses(self) -> tuple[str, tuple[str, ...]]:
         """Return the addresses of our own brokers, which answer: that of the home, and those of the further ones."""
@@ -128,28 +110,22 @@ class Services:
         place = f"--run {run} --broker {url}" if self._keys is None else f"--out {self._up.out}"
         return [*lines, f"watch it with: {_program()} tap {place}"]
 
-    @property
-    def data_dir(self) -> Path:
-        """Return the folder of the token shards."""
-        return (self._folder.path("data") if self._up.prepare else self._up.settings.data.dir).absolute()
-
     def broker(self) -> list[ChildPlan]:
         """Return the plan of each host of our own broker. If it cannot start once, it would not start twice."""
-        alone = len(self.home) == 1
-        nodes: list[ClusterNode | None] = [None]
-        if not alone:
-            nodes = [*planned_nodes(self._folder.path("nats").absolute(), len(self.home))]
-        nodes += [None for _ in self.bulk]
+        nodes: list[ClusterNode | None] = [None] * len(self.brokers)
+        if len(self.home) > 1:
+            nodes[: len(self.home)] = planned_nodes(self._folder.path("nats").absolute(), len(self.home))
         plans = []
-        for number, (name, store, node) in enumerate(zip(self.brokers, self._broker_stores(), nodes, strict=True)):
-            port = self._up.port + number if self._up.port else 0
+        for number, (name, store, node) in enumerate(zip(self.brokers, self._stores, nodes, strict=True)):
+            port = self._up.settings.up.port
+            port += number if port else 0
             command = host_command(store, store / "url", port, node, self._up.keys)
             plans.append(ChildPlan(name, command, without_settings(os.environ)))
         return plans
 
     def prepare(self) -> ChildPlan:
         """Return the plan that makes token shards of the corpus."""
-        inputs = [str(path.absolute()) for path in self._up.corpus] or ["--stdlib"]
+        inputs = [str(path.absolute()) for path in self._up.settings.up.corpus] or ["--stdlib"]
         theirs = ["--tokenizer", str(self._up.tokenizer)] if self._up.tokenizer else []
         return self._verb(DATA, "data", "prepare", *inputs, *theirs, "--out", str(self.data_dir))
 
@@ -166,16 +142,6 @@ class Services:
         pace = ("--every", f"{EVALUATE_EVERY_S:g}", "--cores-max", f"{EVALUATE_CORES_MAX:g}")
         words = (*pace, "--export", str(self._folder.out.absolute()))
         return self._verb(EVALUATOR, "evaluate", *words, restarts_max=RESTARTS_MAX)
-
-    @property
-    def wants_page(self) -> bool:
-        """Return whether a monitor shows the run while it goes on."""
-        return self._up.settings.up.dashboard
-
-    @property
-    def page_url(self) -> Path:
-        """Return the file to which that monitor writes its address."""
-        return self._folder.path("logs", f"{DASHBOARD}.url").absolute()
 
     def dashboard(self) -> ChildPlan:
         """Return the plan of that monitor; the port that every monitor has unless it is told may be taken."""
@@ -210,7 +176,7 @@ class Services:
             "learner.id": learner,
             "health_file": str(self._folder.path("health", learner).absolute()),
             "learner.threads": told.threads or max(1, cores // len(self._up.learners)),
-            "learner.throttle": self._up.throttle.get(learner, told.throttle),
+            "learner.throttle": self._up.settings.up.throttle.get(learner, told.throttle),
             "learner.checkpoint_dir": str((told.checkpoint_dir or self._folder.path("checkpoints")).absolute()),
             **({"learner.initial_model": str(told.initial_model.absolute())} if told.initial_model else {}),
         }
@@ -219,10 +185,10 @@ class Services:
         return ChildPlan(learner, command, environment, restarts_max=RESTARTS_MAX)
 
     def _link(self, name: str) -> dict[str, str]:
-        return {"broker.url": self._up.via[name]} if name in self._up.via else {}
+        via = self._up.settings.up.via
+        return {"broker.url": via[name]} if name in via else {}
 
     def _identity(self, name: str) -> dict[str, str]:
-        """Return the setting that makes a program who it is at a locked broker."""
         return {} if self._keys is None else {"broker.identity": str(self._keys.identity_of(name))}
 
     def _verb(self, name: str, *words: str, restarts_max: int = 0) -> ChildPlan:

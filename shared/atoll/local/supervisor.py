@@ -25,8 +25,7 @@ from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
 from atoll.local.brokers import check_broker_at
-from atoll.local.browser import open_page
-from atoll.local.console import ConsolePicture, RunConsole, make_face
+from atoll.local.console import ConsolePicture, RunConsole, make_face, open_page
 from atoll.local.journal import Journal
 from atoll.local.options import UpPlan
 from atoll.local.processes import ProcessGroup
@@ -183,7 +182,6 @@ class Supervisor:
         return 0 if self._view.trained_tokens > 0 else INTERRUPTED
 
     async def _train_and_end(self, bus: Bus, watch: Watch, following: asyncio.Task[None]) -> AtollError | None:
-        """Watch until the end, drain, export, report; return why training or the export failed."""
         failure: AtollError | None = None
         try:
             how = await self._watch(bus, watch, following)
@@ -232,7 +230,6 @@ class Supervisor:
         return url
 
     async def _check_store(self, url: str) -> str:
-        """Return the URL of a broker that holds all that the folder remembers of the run, rebuilt if that is allowed."""
         if (loss := await find_loss(url, self._up)) is None:
             return url
         if not self._up.resume:
@@ -267,7 +264,8 @@ class Supervisor:
         for learner in self._up.learners:
             self._fleet.start(self._services.learner(learner))
         self._fleet.start(self._services.evaluator())
-        self._page.start()
+        if self._up.settings.up.dashboard:
+            self._page.start()
         for line in self._services.greeting():
             self._face.say(line)
 
@@ -303,7 +301,8 @@ class Supervisor:
         # Shards that have closed their ledgers wait for nobody: a learner that no longer answers keeps nothing open.
         if not self._fleet.alive(self._up.learners) or now_s - merging_s > self._services.learners_leave_s:
             return "finished"
-        if self._up.minutes and first_s is not None and now_s - first_s >= 60 * self._up.minutes:
+        minutes = self._up.settings.up.minutes
+        if minutes and first_s is not None and now_s - first_s >= 60 * minutes:
             return "minutes"
         return ""
 
@@ -376,7 +375,6 @@ class Supervisor:
         return failure
 
     async def _end(self, names: Sequence[str], patience_s: float) -> None:
-        """Ask children to leave, and kill those that do not in time."""
         self._fleet.ask(names)
         if not await self._until(lambda: not self._fleet.alive(names), patience_s, draining=True):
             late = sorted(self._fleet.alive(names))
@@ -398,7 +396,6 @@ class Supervisor:
         return True
 
     def _reap(self, *, raising: bool = True) -> None:
-        """Take note of ends; raise for one that the run cannot do without."""
         for end in self._fleet.poll():
             if end.is_good:
                 if end.name == EVALUATOR and not end.asked:
@@ -423,9 +420,7 @@ class DashboardPage:
         self._awaited = False
 
     def start(self) -> None:
-        """Start the monitor, if the run is to have a page."""
-        if not self._services.wants_page:
-            return
+        """Start the monitor."""
         self._services.page_url.unlink(missing_ok=True)
         self._fleet.start(self._services.dashboard())
         self._awaited = True

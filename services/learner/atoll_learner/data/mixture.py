@@ -1,13 +1,11 @@
 """Text of several kinds mixed by weight: `atoll data mix`, and the order in which such a mixture is read.
 
-A mixture is a folder of token shards whose parts stay apart: the same text can be mixed in other shares without preparing
-it again. An epoch of a mixture has as many positions as its parts have blocks. Each part gets its weight's share of them, to
-the block, and the epoch's permutation spreads them. A part is read in epochs of its own: a part that gets fewer positions
-than it has blocks goes on in the next epoch where it stopped, one that gets more begins again in another order. Which block
-stands at a position is a pure function of seed, epoch and position, so leases, resuming and other learners need to know
-nothing of it.
-
-Held-out text is mixed in the same shares, as far as the part with the least of it for its weight goes.
+A mixture is a folder of token shards whose parts stay apart. An epoch has as many positions as its parts have blocks. Each
+part gets its weight's share of them, to the block, and the epoch's permutation spreads them. A part is read in epochs of its
+own: one that gets fewer positions than it has blocks goes on in the next epoch where it stopped, one that gets more begins
+again in another order. Which block stands at a position is a pure function of seed, epoch and position, so leases, resuming
+and other learners need to know nothing of it. Held-out text is mixed in the same shares, as far as the part with the least
+goes.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import hashlib
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +21,7 @@ import msgspec
 
 from atoll.base.errors import DataError, SettingsError
 from atoll.base.files import read_file
-from atoll_learner.data.prepare import MIN_HELD_OUT, Meta, MixturePart, check_ours, replace_folder
+from atoll_learner.data.prepare import MIN_HELD_OUT, Meta, MixturePart, replace_folder, work_folder
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.data.tokenizer import BPE_FILE, TOKENIZER_BYTES_MAX
 
@@ -68,6 +65,7 @@ def mix(weights: Weights, out: Path) -> Meta:
     Raises:
         DataError: a folder has no token shards, or they were not made with the same tokenizer and blocks.
         SettingsError: `out` holds what is not ours to replace, or is a part; or the weights have no sum.
+        StorageFull: the disk is full; nothing is left behind.
     """
     if out.resolve() in {folder.resolve() for folder in weights}:
         raise SettingsError("a mixture cannot replace one of its parts", got=out, todo="use another --out")
@@ -81,12 +79,9 @@ def mix(weights: Weights, out: Path) -> Meta:
     if nested := [folder for folder, each in shards.items() if each.meta.parts]:
         raise DataError("a mixture is no part of another", got=nested[0], todo="name its parts, with their weights")
     _check_same(shards)
-    check_ours(out)
     shares = [weight / total for weight in weights.values()]
     meta = _described(list(shards.values()), shares)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
+    with work_folder(out) as work:
         for number, folder in enumerate(shards):
             for name in ("train", "held_out"):
                 _link(folder / f"{name}.bin", work / f"{name}-{number}.bin")
@@ -94,11 +89,6 @@ def mix(weights: Weights, out: Path) -> Meta:
             _link(next(iter(shards)) / BPE_FILE, work / BPE_FILE)
         (work / "meta.json").write_bytes(msgspec.json.format(msgspec.json.encode(meta)))
         replace_folder(work, out)
-    except OSError as error:
-        todo = "correct its permissions, free space or use another --out"
-        raise SettingsError("the mixture cannot be written there", got=f"{out}: {error.strerror}", todo=todo) from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     return meta
 
 

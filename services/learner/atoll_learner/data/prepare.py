@@ -129,7 +129,7 @@ def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
         StorageFull: the disk is full; nothing is left behind.
     """
     _check_choices(validation, block_tokens, seed)
-    with _work_folder(out) as work:
+    with work_folder(out) as work:
         reading = replace(reading, part_bytes=part_bytes(files))
         if not any(documents_of(files, reading)):
             raise DataError(
@@ -173,11 +173,11 @@ def _check_choices(validation: float, block_tokens: int, seed: int) -> None:
 
 
 @contextmanager
-def _work_folder(out: Path) -> Iterator[Path]:
+def work_folder(out: Path) -> Iterator[Path]:
     """Yield a folder beside `out` that is gone afterwards; raise what the disk says in our words."""
     work: Path | None = None
     try:
-        check_ours(out)
+        _check_ours(out)
         out.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
         yield work
@@ -282,8 +282,7 @@ def _tokenizer(files: list[Path], vocabulary: int | Vocabulary, work: Path, read
     return train_bpe(texts(), vocabulary, work / BPE_FILE)
 
 
-def check_ours(out: Path) -> None:
-    """Refuse to replace anything but nothing, an empty folder, or token shards."""
+def _check_ours(out: Path) -> None:
     if not out.is_symlink() and (
         not out.exists() or (out.is_dir() and all(OURS.fullmatch(entry.name) for entry in out.iterdir()))
     ):

@@ -215,7 +215,6 @@ def mix_order(count: int, key: tuple[int, ...]) -> npt.NDArray[np.int64]:
 
 
 def _hash_of(*parts: int) -> npt.NDArray[np.uint64]:
-    """Return the hash of integers from 0 to 2^64 - 1, uint64 of shape (1,)."""
     state = np.zeros(1, dtype=np.uint64)
     for part in parts:
         state = _keyed(state, np.asarray(part, dtype=np.uint64))
@@ -223,7 +222,6 @@ def _hash_of(*parts: int) -> npt.NDArray[np.uint64]:
 
 
 def _keyed(state: npt.NDArray[np.uint64], part: npt.NDArray[np.integer]) -> npt.NDArray[np.uint64]:
-    """Return the hashes of keys that have one more part, uint64, elementwise."""
     return _scrambled(state ^ part.astype(np.uint64))
 
 
