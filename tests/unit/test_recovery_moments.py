@@ -96,7 +96,7 @@ class Fake:
     def recovered_state(self, like: Any) -> Borrowed | None:  # noqa: ANN401
         del like
         self.asked += 1
-        return None if self._peer is None else Borrowed(self._peer, "b", 50, 50, self.run_tokens, 10, 0.1)
+        return None if self._peer is None else Borrowed(self._peer, "b", 50, self.run_tokens, 10, 0.1)
 
     def note_recovery(self, recovered: RecoveredEvent) -> None:
         assert recovered.took_s is not None

@@ -51,14 +51,9 @@ class NotText(OSError):
 
 
 def opened_file(path: Path, *, follow: bool = True) -> BinaryIO:
-    """Open a regular file for reading.
+    """Open a regular file for reading; raise `OSError` if it cannot be opened, or is none (`NotRegular`).
 
-    Args:
-        path: the file.
-        follow: whether `path` may be a symbolic link; without, a link is an `OSError` with `errno.ELOOP`.
-
-    Raises:
-        OSError: it cannot be opened, or is none (`NotRegular`).
+    Without `follow`, a symbolic link is an `OSError` with `errno.ELOOP`.
     """
     try:
         # To open a pipe that nobody writes to would take for ever, unless we do not wait.
@@ -110,16 +105,15 @@ def read_whole(file: BinaryIO, size_bytes_max: int, path: Path) -> bytes:
 
 
 def read_text(path: Path, size_bytes_max: int = DOCUMENT_BYTES_MAX) -> str:
-    """Return the text of a regular file, without the byte order mark that some editors begin with; a line ends with LF.
+    """Return the text of a regular file, without a byte order mark; a line ends with LF.
 
-    Raises:
-        OSError: as `read_file`; it is not UTF-8 (`NotText`).
+    Raises `OSError` as `read_file`, and if it is not UTF-8 (`NotText`).
     """
     return text_of_bytes(read_file(path, size_bytes_max), path)
 
 
 def text_of_bytes(data: bytes, path: Path) -> str:
-    """Return the text that the file `path` holds; raise `NotText` if it is not UTF-8. As `read_text`."""
+    """Return the text in `data` of the file `path`, as `read_text`."""
     try:
         text = data.removeprefix(BYTE_ORDER_MARK).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -128,10 +122,7 @@ def text_of_bytes(data: bytes, path: Path) -> str:
 
 
 def text_or_empty(path: Path) -> str:
-    """Return the text of a regular file of at most `TEXT_BYTES_MAX`; empty if there is none that can be read.
-
-    Bytes that are not UTF-8 are replaced: no reader of such a text can do anything else about it.
-    """
+    """Return the text of a regular file of at most `TEXT_BYTES_MAX`, wrong bytes replaced; empty if none can be read."""
     try:
         return read_file(path, TEXT_BYTES_MAX).decode("utf-8", "replace")
     except OSError:
@@ -139,11 +130,7 @@ def text_or_empty(path: Path) -> str:
 
 
 def lines_of(path: Path, line_bytes_max: int) -> Iterator[bytes | None]:
-    """Yield the lines of a regular file; None in the place of each that is longer.
-
-    Raises:
-        OSError: as `opened_file`; a line goes on for `LINE_PIECES_MAX` times as long (`TooLarge`).
-    """
+    """Yield the lines of a regular file; None in the place of each that is longer, up to `LINE_PIECES_MAX` times."""
     with opened_file(path) as file:
         while line := file.readline(line_bytes_max):
             yield None if _is_cut(line, line_bytes_max) else line
@@ -163,8 +150,8 @@ def _is_cut(line: bytes, line_bytes_max: int) -> bool:
 def write_whole(path: Path, data: bytes, draft: Path | None = None) -> None:
     """Write `data` to `path`, durable before it is visible; raise `OSError` with the old content in place.
 
-    The content is first written to `draft` in the same folder. The default draft has a fixed name, so a later writer
-    overwrites what a killed writer left. Writers that may run at the same time need different drafts.
+    The default `draft` has a fixed name, so a later writer overwrites what a killed writer left. Writers that may run at the
+    same time need different drafts, in the same folder.
     """
     draft = draft or path.with_name(f".{path.name}.new")
     try:

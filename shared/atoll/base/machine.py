@@ -47,9 +47,9 @@ def abilities(cpus: Path = CPU_LIST) -> frozenset[str]:
     return frozenset(f"{facts.get('flags', '')} {facts.get('Features', '')}".split())
 
 
-def processor(cpus: Path = CPU_LIST) -> str:
+def processor() -> str:
     """Return the processor's name and its widest vectors, as `AMD EPYC with AVX2`; empty where the kernel does not tell."""
-    name, able = processor_facts(cpus).get("model name", ""), abilities(cpus)
+    name, able = processor_facts().get("model name", ""), abilities()
     widest = next((word for flag, word in VECTORS.items() if flag in able), "")
     return " with ".join(filter(None, (name, widest)))
 

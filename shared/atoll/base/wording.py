@@ -24,12 +24,7 @@ RATES = {"k": 1e3, "kbit": 1e3, "m": 1e6, "mbit": 1e6, "g": 1e9, "gbit": 1e9, "t
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun.
-
-    Args:
-        number: how many.
-        noun: the word for one, which a verb may follow.
-        plural: the words for any other number, if they are not `noun` with an "s".
+    """Return a number with its noun, which a verb may follow; `plural` stands for any other number than one.
 
     Examples:
         >>> counted(1, "round"), counted(1200, "round")
@@ -41,13 +36,9 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def few(names: Iterable[str], most: int, sep: str = ", ", *, of: int | None = None) -> str:
-    """Return the first names of a list in one line, and how many more there are.
+    """Return the first names of a list in one line, at `most` so many, and how many more there are.
 
-    Args:
-        names: the list, or its first names.
-        most: how many are named.
-        sep: what is between two of them.
-        of: how many there are, if `names` are only the first ones.
+    If `names` are only the first ones, there are so many `of` them.
 
     Examples:
         >>> few(["a", "b", "c"], 2), few(["a", "b"], 2)

@@ -1,16 +1,13 @@
 """Leases data for a learner: it changes the ledger of leases, one record, by compare-and-set.
 
-`atoll.protocol.data` decides; this module reads and writes. Each learner that writes the ledger first removes dead
-holders: at once if the member record says that the holder left, and after a time if its renewals stand still
-(`LeaseWatch`). A new incarnation settles what former incarnations of the same learner still hold: it takes the units
-over from a checkpoint (`resume`) or returns them. A learner renews in the background while it holds anything. Each
-renewal reports how far it has read. `lost` has the units that it lost: other learners may read them now.
+`atoll.protocol.data` decides; this module reads and writes. Each learner that writes the ledger first removes dead holders:
+at once if the member record says that the holder left, and after a time if its renewals stand still (`LeaseWatch`). A new
+incarnation settles what former ones of the same learner still hold: it takes the units over from a checkpoint (`resume`) or
+returns them. A learner renews in the background while it holds anything, and reports how far it has read.
 
-A ledger that nobody can read, or that cannot be (other blocks than the run record says, counted further than there were writes,
-more units than learners hold), is replaced by the newest one that a learner has seen. Units granted since are then granted
-again, and their holders find them lost: the lesser evil, since no learner can lease anything until somebody does it.
-
-Contention is a small record per learner and renewal, and one more per `data.lease_blocks` blocks.
+A ledger that nobody can read, or that cannot be, is replaced by the newest one that a learner has seen. Units granted since
+are then granted again, and their holders find them lost: the lesser evil, since no learner can lease anything until
+somebody does it.
 """
 
 from __future__ import annotations
@@ -83,13 +80,10 @@ class DataLeases:
     async def take(self, blocks: int) -> DataGrant:
         """Lease up to `blocks` further positions.
 
-        A unit that the ledger grants us but the reader does not know comes first, whatever its size. It is there
-        because the answer to an earlier write was lost, and renewals would keep it unread for ever. So at most one call
-        may be under way, and `progress` has to hold every unit that an earlier call returned.
-
-        Raises:
-            BusError: the ledger is too contended, or full; or as every call of the bus.
-            DataError: the ledger is of other blocks than ours.
+        A unit that the ledger grants us but the reader does not know comes first, whatever its size: the answer to an
+        earlier write was lost. So at most one call may be under way, and `progress` has to hold every unit that an earlier
+        call returned. Raises `BusError` where the ledger is too contended or full, `DataError` where it is of other blocks
+        than ours.
         """
         granted: list[DataGrant] = []
 

@@ -3,22 +3,19 @@
     host     ── values of a new version, float32, once ──►  device: rows of the anchor ──► adopted: rows of the leaves
              ◄── codes and scales ─────────────────────────  anchor - theta (+ what was kept), quantised
 
-Otherwise the parameters of a fragment cross as they are, 16 or 32 bits each, and the host subtracts and quantises. On
-the device one program does both (`atoll.codec.on_device`), compiled once per shape of a fragment. With four bits an
-eighth of the bytes crosses the bus, which the training step needs too. The codes equal the host's to the bit. A worker
-thread does all this: the training thread only hands over references and adopts rows that are on its device already.
+Otherwise the parameters of a fragment cross as they are, 16 or 32 bits each, and the host subtracts and quantises. On the
+device one program does both (`atoll.codec.on_device`), compiled once per shape of a fragment. The codes equal the host's to
+the bit. A worker thread does all this: the training thread only hands over references and adopts rows that are on its
+device already.
 
-**A fragment has a home**: the device of the parameters, or one of them in turn where they are on several. The home
-holds the fragment's anchor: four bytes per parameter while its version is adopted, and twice that from the arrival of a
-new one to the next step boundary. With `error_feedback` it holds the rounding residual too, as much again. Rows of
-sharded leaves move there shard by shard, from device to device. No program runs on several devices: it would have to
-meet the training step's programs in the same order on all of them, or both would wait for ever. Two threads cannot
-promise that order.
+**A fragment has a home**: the device of the parameters, or one of them in turn where they are on several. The home holds
+the fragment's anchor, four bytes per parameter, and with `error_feedback` the rounding residual, as much again. Rows of
+sharded leaves move there shard by shard. No program runs on several devices: it would have to meet the training step's
+programs in the same order on all of them, or both would wait for ever, and two threads cannot promise that order.
 
-**The host does the rest**: where the training step keeps its arrays there (NumPy, the CPU), where the host needs what
-was sent (carry, endings together) or has a copy anyway (donated parameters), where an array is offloaded to the host's
-memory or shared with other processes. `chosen` says which and why when a learner joins. A learner pushes from the host
-again if its arrays change in kind, or if its device has no room for an anchor.
+**The host does the rest**: where the training step keeps its arrays there, where the host needs what was sent (carry,
+endings together) or has a copy anyway (donated parameters), where an array is offloaded or shared with other processes. A
+learner pushes from the host again if its arrays change in kind, or if its device has no room for an anchor.
 """
 
 from __future__ import annotations
@@ -101,12 +98,10 @@ class Encoder:
         leaves: Mapping[str, Any],
         kept: Any = None,  # noqa: ANN401  (a JAX or NumPy array)
     ) -> tuple[Encoded, Any]:
-        """Return a fragment's pseudo-gradient in `leaves`, on the host, and its rounding residual, at home.
+        """Return a fragment's pseudo-gradient in the snapshot `leaves`, on the host, and its rounding residual, at home.
 
-        `leaves` is a snapshot. `kept` is the residual of the last time, flat float32. Nothing else stays on the device.
-
-        Raises:
-            FrameRejected: `not_finite`; a value that would not arrive finite is not sent.
+        `kept` is the residual of the last time, flat float32. Raises `FrameRejected` (`not_finite`) rather than send a
+        value that would not arrive finite.
         """
         import jax  # noqa: PLC0415
 

@@ -105,7 +105,6 @@ class StepReport:
     step_s: float = 0.0
     loss: SupportsFloat | None = None
     overhead: float = 0.0
-    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +183,7 @@ class IslandDriver:
             self._anchors[p] = await self._hold(held.frame)
 
     def first_frames(self) -> list[AdoptableFragment]:
-        """Return the frames that this driver began with, for a learner that has trained nothing yet."""
+        """Return the frames that this driver began with; a learner that has trained nothing yet overwrites by them."""
         return [AdoptableFragment(held.frame, None) for held in self._anchors.values()]
 
     # --- called by the training thread ------------------------------------------------------------------------------
@@ -238,10 +237,7 @@ class IslandDriver:
                     log.warning("core_message.refused", subject=core_message.subject, reason=str(error), messages=count)
 
     async def _resync(self) -> None:
-        """Read heads, membership and the end of the run at intervals: core messages may be lost or wrong, records are not.
-
-        A message that claims what only a record can prove brings the next reading forward.
-        """
+        """Read heads, membership and the end of the run at intervals, sooner after a claim that only a record can prove."""
         pause_s = RESYNC_S_MIN
         while True:
             with contextlib.suppress(TimeoutError):
@@ -349,11 +345,8 @@ class IslandDriver:
         if verdict.reason == "quarantined" and not self._asking_why:
             self._asking_why = True
             self.background.spawn(self._ask_why(verdict.fragment))
-        self._on_fact(
-            PushRefused(
-                at_s=self.clock.monotonic(), fragment=verdict.fragment, push=verdict.push, reason=verdict.reason
-            )
-        )
+        now_s = self.clock.monotonic()
+        self._on_fact(PushRefused(at_s=now_s, fragment=verdict.fragment, push=verdict.push, reason=verdict.reason))
 
     async def _ask_why(self, fragment: int) -> None:
         """Fail if the ledgers of the shard that owns `fragment` say that we are in quarantine; a verdict may be wrong."""
@@ -421,9 +414,8 @@ class IslandDriver:
             except (BusError, BrokerUnavailable, StorageFull, RuntimeError) as error:
                 reason = "gave_up"
                 log.warning("push.gave_up", fragment=p, push=action.push, reason=str(error))
-        now_s = self.clock.monotonic()
-        settled = PushSettled(at_s=now_s, fragment=p, push=action.push, reason=reason, cause_id=action.cause_id)
-        self._on_fact(settled)
+        now_s, cause = self.clock.monotonic(), action.cause_id
+        self._on_fact(PushSettled(at_s=now_s, fragment=p, push=action.push, reason=reason, cause_id=cause))
 
     async def _warn_of_refusal(
         self, action: Push, snapshot: Mapping[str, Any], error: FrameRejected, pushes: int
@@ -468,11 +460,8 @@ class IslandDriver:
             fetched = await self._hold(frame)
         except (BusError, BrokerUnavailable, PeerMisbehaved, StorageFull) as error:
             log.warning("fetch.failed", fragment=p, version=action.version, reason=str(error))
-            now_s = self.clock.monotonic()
-            failed = FetchFailed(
-                at_s=now_s, fragment=p, version=action.version, reason=str(error), cause_id=action.cause_id
-            )
-            self._on_fact(failed)
+            now_s, version, cause = self.clock.monotonic(), action.version, action.cause_id
+            self._on_fact(FetchFailed(at_s=now_s, fragment=p, version=version, reason=str(error), cause_id=cause))
             return
         self.progress.record(frame.tokens)
         now_s, cause = self.clock.monotonic(), id_of("head", p, frame.version)
@@ -607,13 +596,13 @@ class QuietCounter:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._pushes = 0
-        self._warned_s: float | None = None
+        self._warned_s = -math.inf
 
     def count(self) -> int:
         """Count one more; return how many there were since the last warning if one is due, else 0."""
         self._pushes += 1
         now_s = self._clock.monotonic()
-        if self._warned_s is not None and now_s - self._warned_s < QUIET_S:
+        if now_s - self._warned_s < QUIET_S:
             return 0
         pushes, self._pushes, self._warned_s = self._pushes, 0, now_s
         return pushes

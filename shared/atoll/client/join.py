@@ -6,20 +6,14 @@
             params, opt_state, loss = step(params, opt_state, next(batches))
             params = island.step(params, tokens=batch_tokens, loss=float(loss))
 
-`join` claims the learner id, founds the run or joins it, and returns with the run's parameters. `island.step` takes the
-parameters of a completed step, adopts the fragments that have arrived, and returns the parameters to go on with; it never waits
-for the network, but holds a loop to the pace that the run believes (`protocol.steps_per_s_max`), and says so. At the end of the
-block, and on Ctrl-C or `SystemExit`, the learner pushes the last pseudo-gradient and writes its final counts. On another
-exception it leaves at once: what was not pushed counts as lost, as for a killed process.
+`join` claims the learner id, founds the run or joins it, and returns with the run's parameters. `island.step` adopts the
+fragments that have arrived and returns the parameters to go on with; it never waits for the network, but holds a loop to
+the pace that the run believes (`protocol.steps_per_s_max`). At the end of the block, and on Ctrl-C or `SystemExit`, the
+learner pushes the last pseudo-gradient and writes its final counts. On another exception it leaves at once: what was not
+pushed counts as lost, as for a killed process.
 
-A loop keeps what it needs to go on, beside the parameters, in checkpoints of its own (`atoll.client.checkpoints`):
-
-        kept = island.checkpoints("checkpoints", like={"opt": opt_state, "read": 0}, lend="opt")
-        opt_state, read = kept.restored["opt"], kept.restored["read"]
-        ...
-        kept.save({"opt": opt_state, "read": read})             # after each step; nearly free until one is due
-
-With `lend` a learner without a checkpoint starts warm from a peer's optimizer state. A loop without checkpoints can do so by
+A loop keeps what it needs to go on, beside the parameters, in checkpoints (`island.checkpoints`, see
+`atoll.client.checkpoints`). A loop without them can start warm from a peer's optimizer state by
 `island.recovered_state(like=opt_state)` and `island.share(opt_state)`.
 
 The island keeps the parameters of the last step by reference, as the snapshot that answers calls. A loop that *donates*
@@ -182,9 +176,11 @@ async def _open(url: str, run: str, learner: str, options: JoinOptions, identity
 def _founding_settings(
     protocol: ProtocolSettings | None, tensors: Iterable[TensorSpec], rules: LeafRules
 ) -> ProtocolSettings:
-    settings = check_codecs(
-        (protocol or _suited_settings(sum(t.rows for t in tensors if t.name in rules.merged))).check()
-    )
+    if protocol is None:
+        defaults = ProtocolSettings()  # a fragment has at least one row
+        fragments = max(1, min(defaults.fragments, sum(t.rows for t in tensors if t.name in rules.merged)))
+        protocol = ProtocolSettings(fragments=fragments, shards=min(defaults.shards, fragments))
+    settings = check_codecs(protocol.check())
     if settings.fragments < rules.fragments_min:
         settings = msgspec.structs.replace(settings, fragments=rules.fragments_min)
         log.info(
@@ -193,17 +189,10 @@ def _founding_settings(
     return settings
 
 
-def _suited_settings(rows: int) -> ProtocolSettings:
-    defaults = ProtocolSettings()
-    fragments = max(1, min(defaults.fragments, rows))
-    return ProtocolSettings(fragments=fragments, shards=min(defaults.shards, fragments))
-
-
 class IslandHandle(StepHook):
     """A joined island as the training thread sees it. Only one thread may use it at a time.
 
-    A loop uses the hook's `step`, `params`, `done`, `run_tokens`, `overhead` and `inside_s` all the time. `session` is
-    the asynchronous side, for coroutines given to `call`.
+    `session` is the asynchronous side, for coroutines given to `call`.
     """
 
     def __init__(
@@ -215,7 +204,6 @@ class IslandHandle(StepHook):
         options: JoinOptions,
         home: LoopThread,
     ) -> None:
-        """Take the run's values in place of `params`; the session lives on the loop of `home`."""
         super().__init__(session, params, clock, donated=options.donated)
         self._opener = opener
         self._home = home
@@ -417,11 +405,7 @@ class IslandHandle(StepHook):
 
 
 def check_joining(learner: object, protocol: object, options: object) -> None:
-    """Raise `SettingsError` unless these are a learner id, settings of a run or None, and options of `join`.
-
-    Python passes a dict where settings are wanted, or a path where a name is, and the error would come from deep inside. So
-    each argument is refused by its name, before anything is opened.
-    """
+    """Raise `SettingsError` unless these are a learner id, settings of a run or None, and options of `join`."""
     if not isinstance(learner, str):
         raise wrong_type("learner", learner, "a string")
     if protocol is not None and not isinstance(protocol, ProtocolSettings):

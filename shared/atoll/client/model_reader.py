@@ -1,12 +1,11 @@
 """The merged model in the hands of a loop: `atoll.read_model(url, run=...)` and `island.merged()`.
 
-A loop trains on its island's own values. The run's are on the broker: each fragment's newest version, and their
-average where the run keeps one. Reading them takes no part in the run, and needs neither token shards nor the model's code: the
-run record holds names, shapes and dtypes.
+The run's values are on the broker: each fragment's newest version, and their average where the run keeps one. Reading them
+takes no part in the run, and needs neither token shards nor the model's code: the run record holds names, shapes and
+dtypes.
 
-At the end of a run every learner has pushed its last steps, and shards merge them while the learners leave. A reader that does
-not wait may be a version ahead of or behind another. So a reader can wait until all shards have closed their ledgers: then
-everybody reads the same.
+At the end of a run shards merge the last steps while the learners leave, so one reader may be a version ahead of another. A
+reader can wait until all shards have closed their ledgers: then everybody reads the same.
 """
 
 from __future__ import annotations

@@ -161,7 +161,6 @@ class Borrowed:
     state: Any
     lender: str
     steps: int
-    tokens: int
     run_tokens: int
     size_bytes: int
     took_s: float
@@ -278,10 +277,7 @@ class StateLender:
 
 
 async def borrow(bus: Bus, run: RunRecord, learner: str, bytes_max: int, within_s: float) -> Loan | None:
-    """Return a healthy peer's state of at most `bytes_max` packed bytes, or None if none comes within `within_s`.
-
-    Nothing that a peer sends makes this raise: a wrong answer is logged.
-    """
+    """Return a healthy peer's state of at most `bytes_max` packed bytes, or None if none comes; a wrong answer is logged."""
     try:
         async with asyncio.timeout(within_s):
             offer = await _ask(bus, run, "all", Control(verb="lend", sender=learner), OFFER_S)
@@ -312,7 +308,7 @@ def restore_loan(loan: Loan | None, like: Any, took_s: float) -> Borrowed | None
         log.warning("state.not_borrowed", peer=loan.offer.learner, reason=str(error))
         return None
     offer = loan.offer
-    return Borrowed(state, offer.learner, offer.steps, offer.tokens, offer.run_tokens, loan.size_bytes, took_s)
+    return Borrowed(state, offer.learner, offer.steps, offer.run_tokens, loan.size_bytes, took_s)
 
 
 async def _ask(bus: Bus, run: RunRecord, whom: str, question: Control, timeout_s: float) -> StateOffer | None:

@@ -1,7 +1,7 @@
 """The options of `atoll.join`, each declared once: its kind and bound, its default, its help.
 
-All else follows. `join` refuses what these types do not allow, the sections `[broker]` and `[learner]` of the settings inherit
-the options that are settings, too, and the learner's service hands on what it was given (`JoinOptions.of`).
+`join` refuses what these types do not allow. The sections `[broker]` and `[learner]` of the settings inherit those options that
+are settings, too.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class BrokerOptions:
     ] = ()
 
     def bus_options(self, region: str, credentials: Credentials | None, *, own_thread: bool = True) -> BusOptions:
-        """Return the bounds of a connection with these options, of a process in `region` that shows these credentials."""
+        """Return the bounds of a connection with these options."""
         return BusOptions(
             patience_s=self.patience_s,
             replicas=self.replicas,
@@ -124,10 +124,7 @@ class JoinOptions(BrokerOptions, LearnerOptions):
         return cls(**{name: getattr(one, name) for one in sections for name in names if hasattr(one, name)})
 
     def check(self) -> None:
-        """Raise `SettingsError` for an option of another kind, or out of its bound.
-
-        Python passes a text where a number is wanted, or a path where a list is, and the error would come from deep inside.
-        """
+        """Raise `SettingsError` for an option of another kind, or out of its bound."""
         try:
             _adapter().validate_python(self)
         except ValidationError as error:

@@ -1,22 +1,15 @@
 """Sends a pseudo-gradient to the broker: segment by segment while it is encoded, then the manifest that names it.
 
-The pusher retries a push under the same id until it is durable, and continues where it was: segments that the broker
-has acknowledged are not sent again. It may give a push up only before it first sent the manifest, because after that
-the manifest may have arrived. It does so only when nothing got through for some time: a slow link is no reason. A push whose
-manifest carries its frame is never given up.
+The pusher retries a push under the same id until it is durable, and sends acknowledged segments once. It may give a push up
+only before it first sent the manifest, because after that the manifest may have arrived, and only when nothing got through
+for some time. A small frame has no segments: its manifest carries it (`atoll.run.delta_chain`), and such a push is never
+given up.
 
-A small frame has no segments at the broker: its manifest carries it (`atoll.run.delta_chain`).
+Frames are compressed unless the last one of their fragment has gone up fast (`FAST_BYTES_PER_S`). The host encodes segment
+by segment while it sends; a device makes the whole pseudo-gradient first.
 
-Frames are compressed unless the last one of their fragment has gone up fast (`FAST_BYTES_PER_S`): then that takes longer than
-it saves. A shard answers in kind.
-
-The host encodes segment by segment while it sends. A device makes the whole pseudo-gradient first.
-
-The manifest carries notes for people (`PushNotes`): since when the learner is on the base version, its step time,
-and how long the upload took.
-
-With `error_feedback` a learner keeps the rounding residual of its pseudo-gradient and adds it to the fragment's next
-one. If a push is given up, the residual that it should have carried stays for the next push. If a shard refuses a push,
+With `error_feedback` a learner keeps the rounding residual of its pseudo-gradient and adds it to the fragment's next one.
+If a push is given up, the residual that it should have carried stays for the next push. If a shard refuses a push,
 everything in it is lost.
 """
 
@@ -84,7 +77,6 @@ class Pusher:
         steps: StepTimes | None = None,
         identity: Identity | None = None,
     ) -> None:
-        """Send nothing yet; `steps` are the learner's step times, which its manifests tell, and `identity` draws nonces."""
         self._bus = bus
         self._run = run
         self._member = member
@@ -101,7 +93,7 @@ class Pusher:
 
     @property
     def fragments_fast(self) -> int:
-        """Return of how many fragments the last push went up so fast that the next one is not compressed."""
+        """Return how many fragments are no longer compressed."""
         return len(self._sent_fast)
 
     def note_adoption(self, fragment: int, version: int) -> None:
@@ -143,13 +135,9 @@ class Pusher:
         make: Callable[[Any], tuple[Encoded, Any]],
         loss: Callable[[], Coroutine[Any, Any, float | None]],
     ) -> None:
-        """Send what `make` returns for the residual to add (or None).
+        """Send what `make` returns for the residual to add (or None), with the rounding residual, on any device.
 
-        `make` returns the rounding residual with it, on any device.
-
-        Raises:
-            FrameRejected, RuntimeError: `make` did, in a worker thread; nothing was sent.
-            BusError, BrokerUnavailable, StorageFull: it was given up.
+        Raises `FrameRejected` and `RuntimeError` as `make` does, in a worker thread; the rest as `push`.
         """
         began_s, fragment = self._clock.monotonic(), action.fragment
         kept = self._residues.pop(fragment, None)

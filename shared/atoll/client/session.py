@@ -65,7 +65,7 @@ ADOPTIONS_MIN: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """A learner and what it brings: its id, the run as it would found it, its parameters, flat per fragment, and its choices.
+    """A learner and what it brings: its id, the run as it would found it, its parameters, and its choices.
 
     One that does not `founds` waits until the run is there.
     """
@@ -337,27 +337,20 @@ async def _heads_of(
 
 
 def pause_of(age_s: float, sample_s: float) -> float:
-    """Return how long the next sample of an incarnation of that age waits, seconds.
+    """Return how long the next sample of an incarnation of that age waits, seconds: pauses grow with age, up to `sample_s`.
 
-    A sample is a heartbeat written down in the event log, so that a run that is over still has its curves: heartbeats are at
-    most once and leave nothing behind. The event log is bounded, so samples must stay few beside its rounds, yet a run of a
-    minute should have a curve as well. So pauses grow with an incarnation's age, up to `sample_s`:
-
-        pause = min(sample_s, max(SAMPLE_S_MIN, age / SAMPLES_PER_AGE))
-
-    At the default of 30 s that is 30 samples in the first half minute, about 100 more until the age of a quarter of an hour,
-    and then two a minute. A sample takes at most 0.8 KB of the stream (with its subject, headers and `info`). A day of one
-    learner is about 2,970 samples or 2.4 MB, a day of 64 learners 153 MB of the event log's 1 GiB; their rounds (24 fragments,
-    one round of each in 24 s, 64 contributors of 0.1 KB) take about five times as much.
+    A sample is a heartbeat written down in the event log, so that a run that is over still has its curves. The event log is
+    bounded, so samples must stay few beside its rounds, yet a run of a minute should have a curve as well. At the default
+    of 30 s a day of one learner is about 2,970 samples or 2.4 MB.
     """
     return min(sample_s, max(SAMPLE_S_MIN, age_s / SAMPLES_PER_AGE))
 
 
 class SupersededLog:
-    """Warns, once in a life, that much of what a learner trains is superseded: nothing else says so before the run is over.
+    """Warns, once in a life, that much of what a learner trains is superseded.
 
-    A stretch is judged when each fragment has been adopted some times in it, and two in a row must be bad: a broker that was
-    away for minutes is another matter.
+    A stretch is judged when each fragment has been adopted some times in it, and two in a row must be bad: a broker that
+    was away for minutes is another matter.
     """
 
     def __init__(self) -> None:
@@ -419,7 +412,7 @@ class UncalledLog:
 
 
 def account(machine: Island) -> dict[str, int]:
-    """Return what became of a learner's tokens, as its last line says it: steps, tokens, and token-fragments.
+    """Return what became of a learner's tokens: steps, tokens, and token-fragments.
 
     A token counts once in each fragment of the model, because its fragments may meet different fates. So the trained
     token-fragments are the sum of the others, and tokens are to be compared with none of them.

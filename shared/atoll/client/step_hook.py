@@ -154,7 +154,7 @@ class StepHook:
         self._steps += 1
         self._allowance.take(began_s)
         step_s = began_s - self._last_s if self._steps > 1 else 0.0
-        driver.go_on(snapshot, ready, StepReport(step_s=step_s, loss=loss, overhead=self.overhead, steps=self._steps))
+        driver.go_on(snapshot, ready, StepReport(step_s, loss, self.overhead))
         self._last_s = self._clock.monotonic()
         self.inside_s += self._last_s - began_s
         if self._steps == 1:

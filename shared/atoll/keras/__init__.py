@@ -1,18 +1,15 @@
 """`model.fit` of Keras 3 on JAX as an island: one callback, and the run decides when training ends.
 
-It needs the extra `keras` and `KERAS_BACKEND=jax`.
-
     island = atoll.keras.IslandCallback("nats://broker:4222", run="my-run", learner="a", tokens=64)
     model.fit(x, y, batch_size=64, epochs=1000, callbacks=[island])
     island.merged()                                         # the model now holds the run's values
 
-`fit` on JAX keeps the state of training in arrays of its own. After a batch, `jax_state_sync` puts them into the model's
-variables, and `fit` reads the variables again before the next batch. So the callback reads the variables there, calls
-`island.step`, and assigns what that returns.
+It needs the extra `keras` and `KERAS_BACKEND=jax`. `fit` keeps the state of training in arrays of its own. After a batch,
+`jax_state_sync` puts them into the model's variables, and `fit` reads the variables again before the next batch. So the
+callback reads the variables there, calls `island.step`, and assigns what that returns.
 
-Keras donates its state to the next step, and an island must be able to read its last parameters until the step after.
-So Keras gets copies, made on the device by one compiled program, and the island keeps the arrays. This costs the memory
-of the parameters once more. Nothing travels to the host but what the run exchanges.
+Keras donates its state to the next step, and an island must be able to read its last parameters until the step after. So
+Keras gets copies, made on the device by one compiled program: the memory of the parameters once more.
 """
 
 from __future__ import annotations
