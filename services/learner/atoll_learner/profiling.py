@@ -14,6 +14,7 @@ from __future__ import annotations
 import gzip
 import json
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,7 +71,7 @@ class StepProfiler:
         jax.profiler.start_trace(folder / self._name, profiler_options=options)
         with jax.profiler.TraceAnnotation(CLOCK):
             self._mark_s = time.monotonic()
-        spans.policy.log = spans.SpanLog()
+        spans.policy.log = deque(maxlen=spans.SPANS_MAX)
 
     def end(self) -> None:
         """Write what was recorded, if anything is being recorded. Where it cannot be written, training goes on without it."""
@@ -80,7 +81,7 @@ class StepProfiler:
         began_s = time.monotonic()
         spans.policy.log = self._mark_s = None
         try:
-            path = self._written(self._folder, list(kept.spans), mark_s)
+            path = self._written(self._folder, list(kept), mark_s)
         except Exception as error:  # noqa: BLE001  (a full disk is an error of JAX's own, or half a trace)
             log.warning(
                 "profile.unwritten",
@@ -93,7 +94,7 @@ class StepProfiler:
             "profile.written",
             file=str(path),
             bytes=path.stat().st_size,
-            spans=len(kept.spans),
+            spans=len(kept),
             took_s=round(time.monotonic() - began_s, 3),
             todo="open it in https://ui.perfetto.dev",
         )

@@ -1,29 +1,12 @@
-"""Everything Atoll raises on purpose: the tree below `AtollError`.
+"""Everything Atoll raises on purpose: the tree below `AtollError`, each class with its meaning.
 
-├── UserError                exit code 2: something the person can change
-│   ├── SettingsError        a setting is unknown, out of range or contradicts another
-│   ├── DataError            a text, token shard or corpus cannot be used
-│   ├── LayoutMismatch       this model is not the run's model
-│   ├── IdentityTaken        a live learner already answers to this id
-│   ├── AccessDenied         the broker does not let this identity in, or do that
-│   ├── CheckpointError      a checkpoint is truncated, foreign or damaged
-│   └── RunWentBack          the broker's store is older than what this process has had from it
-├── EnvironmentFault         exit code 3: the machine or the network, not the person
-│   ├── BrokerUnavailable    no broker answers, it is too old, or JetStream is off
-│   ├── InUse                another process has the port, the store or the folder
-│   ├── StorageFull          a disk or a stream has no room left
-│   ├── Quarantined          shards refuse what this learner sends: its results cannot be used
-│   ├── ArchiveUnavailable   the archive cannot be reached, read or written
-│   ├── RunReplaced          the broker holds no such run, or another founding of it than this process joined
-│   └── RunLost              the broker answers, and its store has lost a part of the run
-├── BusError                 what one bus call can answer besides its result
-│   ├── RecordConflict       compare-and-set lost: someone else wrote first
-│   ├── BlobGone             the chunks were purged or never completed
-│   ├── BlobCorrupt          the bytes do not match their digest
-│   └── QueueFull            the work queue refuses more for this subject
-├── PeerMisbehaved           a message that no correct peer sends
-│   └── FrameRejected        a tensor frame is malformed, oversized or not finite
-└── ProtocolMisuse           our own bug: an event the machine cannot accept
+├── UserError          exit code 2, something the person can change: SettingsError, DataError, LayoutMismatch, IdentityTaken,
+│                      AccessDenied, CheckpointError, RunWentBack
+├── EnvironmentFault   exit code 3, the machine or the network: BrokerUnavailable, InUse, StorageFull, Quarantined,
+│                      ArchiveUnavailable, RunReplaced, RunLost
+├── BusError           an answer of one bus call besides its result: RecordConflict, BlobGone, BlobCorrupt, QueueFull
+├── PeerMisbehaved     a message that no correct peer sends: FrameRejected
+└── ProtocolMisuse     our own bug: an event the machine cannot accept
 """
 
 from __future__ import annotations

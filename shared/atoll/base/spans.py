@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 SPANS_MAX: Final = 200_000
@@ -31,17 +31,10 @@ class Span:
 
 
 @dataclass(slots=True)
-class SpanLog:
-    """The newest `SPANS_MAX` spans, in the order in which they ended."""
-
-    spans: deque[Span] = field(default_factory=lambda: deque(maxlen=SPANS_MAX))
-
-
-@dataclass(slots=True)
 class SpanPolicy:
-    """Where this process keeps its spans; None for nowhere."""
+    """The spans of this process, in the order in which they ended; None while nobody records."""
 
-    log: SpanLog | None = None
+    log: deque[Span] | None = None
 
 
 policy = SpanPolicy()
@@ -58,11 +51,11 @@ def span(name: str, **facts: Fact) -> Iterator[None]:
     try:
         yield
     finally:
-        kept.spans.append(Span(name, began_s, time.monotonic(), facts))
+        kept.append(Span(name, began_s, time.monotonic(), facts))
 
 
 def instant(name: str, **facts: Fact) -> None:
     """Keep that something happened now."""
     if (kept := policy.log) is not None:
         now_s = time.monotonic()
-        kept.spans.append(Span(name, now_s, now_s, facts))
+        kept.append(Span(name, now_s, now_s, facts))

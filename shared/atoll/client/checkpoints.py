@@ -277,16 +277,12 @@ class DataPlace(msgspec.Struct, frozen=True):
 
 
 class CheckpointNote(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint's record of itself.
+    """A checkpoint's record of itself: whose it is (`nonce`: the run's founding), and what the life that wrote it had.
 
     Attributes:
-        run, nonce, model, layout, learner: whose it is; `nonce` is that of the run's founding.
-        incarnation: the life that wrote it.
         anchors: the versions of the fragments that its learner had adopted.
         steps, tokens: what this life had trained.
         run_tokens: what the run had trained, as far as the learner knew.
-        saved_at_s: time of day, seconds.
-        cursor: the place in leased data.
         tree: the kind of every leaf by name; empty where only the arrays themselves are compared.
         plain: the leaves that are no arrays, by name.
         names: the names of the arrays, in order.

@@ -67,11 +67,8 @@ class Encoder:
         rows: list[Any] = []
         with jax.default_device(home), jax.transfer_guard("allow"):
             for tensor_slice in self.layout.slices(fragment):
-                shape = (
-                    (tensor_slice.stop - tensor_slice.start, *shapes[tensor_slice.tensor_name][1:])
-                    if shapes[tensor_slice.tensor_name]
-                    else ()
-                )
+                whole = shapes[tensor_slice.tensor_name]
+                shape = (tensor_slice.stop - tensor_slice.start, *whole[1:]) if whole else ()
                 here = values[slice(*tensor_slice.bounds)].reshape(shape)
                 rows.append(jax.device_put(here, home if self.committed else None, may_alias=False))
             for placed in rows:

@@ -42,7 +42,6 @@ from atoll.base.wording import few
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.client.checkpoints import EVERY_S, KEPT, LoopCheckpoints
-from atoll.client.membership import Origin
 from atoll.client.model_reader import SETTLE_S, ReadModel, check_place, identity_file, read_model, wrong_type
 from atoll.client.optimizer_state import Borrowed, borrow, packed_bytes_max, restore_loan
 from atoll.client.options import DEFAULTS, JoinOptions
@@ -105,31 +104,6 @@ def join(
     tensors, rules = checked_parameters(params, options.merge)
     settings = _founding_settings(protocol, tensors, rules)
     clock = options.clock or SystemClock()
-    record, origin = _plan_run(run, learner, params, settings, rules, options, clock)
-    request = JoinRequest(learner, record, origin, options, founds=identity is None or identity.founds)
-    opener = partial(_open, broker, run, learner, options, identity) if isinstance(broker, str) else broker
-    home = options.home or LoopThread(f"atoll-island-{learner}")
-    try:
-        handle = _enter_run(request, opener, params, clock, home)
-    except BaseException:
-        if options.home is None:
-            home.stop()
-        raise
-    log_rules(handle.layout, rules)
-    if protocol is not None:
-        _warn_of_ignored(settings, handle.run.protocol)
-    return handle
-
-
-def _plan_run(  # noqa: PLR0913, PLR0917  (what `join` is given)
-    run: str,
-    learner: str,
-    params: Any,  # noqa: ANN401  (any pytree)
-    settings: ProtocolSettings,
-    rules: LeafRules,
-    options: JoinOptions,
-    clock: Clock,
-) -> tuple[RunRecord, Origin]:
     layout, origin = plan_origin(params, settings.fragments, rules)
     record = RunRecord(
         run=run,
@@ -146,7 +120,19 @@ def _plan_run(  # noqa: PLR0913, PLR0917  (what `join` is given)
         bulk=tuple(options.bulk),
     )
     _check_offer(record)
-    return record, origin
+    request = JoinRequest(learner, record, origin, options, founds=identity is None or identity.founds)
+    opener = partial(_open, broker, run, learner, options, identity) if isinstance(broker, str) else broker
+    home = options.home or LoopThread(f"atoll-island-{learner}")
+    try:
+        handle = _enter_run(request, opener, params, clock, home)
+    except BaseException:
+        if options.home is None:
+            home.stop()
+        raise
+    log_rules(handle.layout, rules)
+    if protocol is not None:
+        _warn_of_ignored(settings, handle.run.protocol)
+    return handle
 
 
 def _enter_run(request: JoinRequest, opener: Opener, params: Any, clock: Clock, home: LoopThread) -> IslandHandle:  # noqa: ANN401
