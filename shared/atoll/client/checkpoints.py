@@ -212,11 +212,7 @@ class LoopState:
     """The tree of what a loop keeps: names and kinds of its leaves, taken from `like`."""
 
     def __init__(self, like: Any) -> None:  # noqa: ANN401  (the caller's pytree)
-        """Take the tree of these.
-
-        Raises:
-            SettingsError: a leaf cannot be kept, or two have one name.
-        """
+        """Take the tree of these; raise `SettingsError` for a leaf that cannot be kept, or two of one name."""
         named, self._shape = flatten(like)
         self._leaves = dict(named)
         self.kinds = {name: _kind(name, leaf) for name, leaf in named}
@@ -228,11 +224,7 @@ class LoopState:
             )
 
     def split(self, state: Any) -> tuple[dict[str, Any], dict[str, Plain]]:  # noqa: ANN401
-        """Return the arrays of such a state by name, without the empty ones, and its numbers and strings.
-
-        Raises:
-            SettingsError: it is another tree.
-        """
+        """Return the non-empty arrays of such a state by name, and its other leaves; raise `SettingsError` for another tree."""
         leaves, shape = self._shape.leaves_of(state)
         kinds = (
             [] if shape != self._shape else [_kind(name, leaf) for name, leaf in zip(self.kinds, leaves, strict=True)]

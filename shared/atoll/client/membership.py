@@ -85,11 +85,7 @@ class Origin(Mapping[int, Vector]):
 
 
 async def await_founding(bus: Bus, subjects: Subjects) -> None:
-    """Return once the run is founded: what a learner does whose identity may not found it (`atoll.keys`).
-
-    Raises:
-        AccessDenied: nobody did within `FOUNDED_S`.
-    """
+    """Return once the run is founded, for an identity that may not found it; raise `AccessDenied` after `FOUNDED_S`."""
     if await read_run(bus, subjects) is not None:
         return
     now_s = asyncio.get_running_loop().time
@@ -119,11 +115,7 @@ async def _founded_within(bus: Bus, subjects: Subjects, within_s: float, *, left
 
 
 async def found_or_join(bus: Bus, offer: RunRecord) -> tuple[RunRecord, bool]:
-    """Write `offer` as the run record, or return the existing one; the flag says whether we are the founder.
-
-    Raises:
-        LayoutMismatch: the run exists with another model or other data.
-    """
+    """Write `offer` as the run record, or return the existing one; the flag says whether we founded. Raise as `check_run`."""
     try:
         await bus.put_record(offer.subjects.run_record, encode(offer), expected=0, info={"run": offer.run})
     except RecordConflict:
@@ -136,8 +128,7 @@ async def publish_origin(
 ) -> list[int]:
     """Make version 0 of every fragment visible, wherever no head exists yet; return those with a head of other values.
 
-    Raises:
-        BrokerUnavailable: the run is being rebuilt from an archive; fresh values would replace trained ones.
+    Raises `BrokerUnavailable` for a run that is being rebuilt: fresh values would replace trained ones.
     """
     if run.rebuilt is not None:
         raise BrokerUnavailable(

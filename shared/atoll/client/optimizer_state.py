@@ -97,8 +97,7 @@ def packed_bytes_max(like: Any) -> int:  # noqa: ANN401
 def rebuild_state(like: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:  # noqa: ANN401
     """Return `arrays` as a pytree like `like`, each leaf on the device of that leaf in `like`.
 
-    Raises:
-        PeerMisbehaved: a name, shape or dtype differs, or a value is not finite.
+    Raises `PeerMisbehaved` if a name, shape or dtype differs, or a value is not finite.
     """
     named, shape = flatten(like)
     wanted = {name: _kind(leaf) for name, leaf in named}

@@ -20,7 +20,6 @@ Whether a frozen one still has the founder's values costs a digest, so it is che
 from __future__ import annotations
 
 import operator
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -83,9 +82,7 @@ class LeafRules:
 def rules_of(
     tensors: Sequence[TensorSpec], given: Mapping[str, str], types: Mapping[str, Typed] = MappingProxyType({})
 ) -> LeafRules:
-    """Return the rules of a loop's leaves, from patterns on their names and what the leaves themselves say.
-
-    `types` are what the types of nodes say of the leaves below them (`atoll.model.leaf_conventions.leaf_types`).
+    """Return the rules of a loop's leaves, from patterns on their names and what the leaves and their nodes' `types` say.
 
     Raises:
         SettingsError: a rule is unknown, a pattern fits no leaf, a leaf cannot have its rule, or no leaf is left to merge.
@@ -96,19 +93,25 @@ def rules_of(
         )
     found: dict[str, Rule] = {}
     doubtful: list[str] = []
-    used = Counter[str]()
+    idle = dict.fromkeys(given)
     known = conventional_rules(tensors, types)
     for tensor in tensors:
         pattern = next((pattern for pattern in given if fnmatchcase(tensor.name, pattern)), None)
-        used[pattern or ""] += 1
         rule: Any = default_rule(tensor, known.get(tensor.name)) if pattern is None else given[pattern]
-        weight = rule in {"pseudo_gradient", "direct"}
-        if pattern is None and weight and tensor.name not in types and looks_untrained(tensor.name):
-            doubtful.append(tensor.name)
         if pattern is not None:
+            idle.pop(pattern, None)
             _check_rule(tensor, pattern, rule)
+        elif rule in {"pseudo_gradient", "direct"} and tensor.name not in types and looks_untrained(tensor.name):
+            doubtful.append(tensor.name)
         found[tensor.name] = rule
-    _check_patterns(given, used, found)
+    if idle:
+        first = ", ".join(list(found)[:NAMED])
+        raise SettingsError(
+            "a pattern of `merge` decides about no leaf",
+            got=next(iter(idle)),
+            allowed=f"patterns on names like {first}; the first that fits decides",
+            todo="correct `merge`",
+        )
     rules = LeafRules(found, tuple(doubtful))
     if not rules.merged:
         raise SettingsError(
@@ -130,17 +133,6 @@ def _check_rule(tensor: TensorSpec, pattern: str, rule: str) -> None:
         )
 
 
-def _check_patterns(given: Iterable[str], used: Mapping[str, int], names: Iterable[str]) -> None:
-    if idle := [pattern for pattern in given if not used[pattern]]:
-        first = ", ".join(list(names)[:NAMED])
-        raise SettingsError(
-            "a pattern of `merge` decides about no leaf",
-            got=idle[0],
-            allowed=f"patterns on names like {first}; the first that fits decides",
-            todo="correct `merge`",
-        )
-
-
 def default_rule(tensor: TensorSpec, known: Rule | None) -> Rule:
     """Return the rule of a leaf for which no pattern was given, if a convention knows it as `known`."""
     if tensor.dtype.startswith(UNTRAINED):
@@ -151,11 +143,7 @@ def default_rule(tensor: TensorSpec, known: Rule | None) -> Rule:
 
 
 def frozen_leaves(leaves: Mapping[str, Any], rules: LeafRules) -> tuple[FrozenLeaf, ...]:
-    """Return names and digests of the frozen leaves.
-
-    Raises:
-        SettingsError: one has no bytes to compare, as a key of random numbers.
-    """
+    """Return names and digests of the frozen leaves; raise `SettingsError` for one without bytes to compare."""
     return tuple(FrozenLeaf(name, digest_of(name, leaves[name])) for name in rules.names_with("frozen"))
 
 
@@ -265,9 +253,8 @@ def _no_numbers(leaf: Any) -> LeafFault | None:  # noqa: ANN401  (any array)
 class FrozenWatch:
     """Notices that a loop has changed a leaf that it calls frozen.
 
-    A digest reads the whole leaf: too much for each step. So it is taken after the first step, after every `FROZEN_EVERY`-th
-    one and when the island leaves, and only of leaves that may have changed since: a JAX array that is still the same object
-    has not. A compiled step returns new objects, also for what it only passes through, so identity alone would not do.
+    A digest reads the whole leaf. So it is taken after the first step, after every `FROZEN_EVERY`-th one and when the
+    island leaves, and only of leaves that may have changed since: a JAX array that is still the same object has not.
     """
 
     def __init__(self, known: Iterable[FrozenLeaf], leaves: Mapping[str, Any]) -> None:
@@ -279,11 +266,7 @@ class FrozenWatch:
         self._steps = 0
 
     def step(self, leaves: Mapping[str, Any]) -> None:
-        """Look at the leaves after a step.
-
-        Raises:
-            SettingsError: the values of a frozen one are not the founder's.
-        """
+        """Look at the leaves after a step; raise `SettingsError` if the values of a frozen one are not the founder's."""
         self._steps += 1
         for name, seen in self._seen.items():
             if leaves[name] is not seen:
@@ -321,11 +304,7 @@ class ParameterShape:
         self._kinds = [(tuple(leaf.shape), np.dtype(leaf.dtype) if _is_plain(leaf) else leaf.dtype) for leaf in leaves]
 
     def leaves(self, params: Any) -> dict[str, Any]:  # noqa: ANN401  (the caller's pytree)
-        """Return the leaves of such parameters by name.
-
-        Raises:
-            SettingsError: they have another structure, or a leaf has another shape or dtype.
-        """
+        """Return the leaves of such parameters by name; raise `SettingsError` for another structure, shape or dtype."""
         jax = loaded_jax()
         leaves, shape = self.shape.leaves_of(params)
         if shape != self.shape:

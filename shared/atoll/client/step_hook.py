@@ -55,10 +55,7 @@ class StepHook:
     """
 
     def __init__(self, session: Session, params: Any, clock: Clock, *, donated: bool = False) -> None:  # noqa: ANN401
-        """Take the run's values in place of `params`, a pytree.
-
-        A joining learner has learnt nothing yet, so it overwrites its values whatever the rule for later adoptions is.
-        """
+        """Take the run's values in place of `params`, a pytree."""
         layout, protocol = session.run.layout, session.run.protocol
         self.session = session
         self._clock = clock
@@ -103,10 +100,7 @@ class StepHook:
         self._last_s = self._clock.monotonic()
 
     def held_s(self) -> float:
-        """Return for how long the loop must wait before it hands over its next step: 0 at a pace that is believed.
-
-        Where it must, the log says so, once.
-        """
+        """Return for how long the loop must wait before it hands over its next step: 0 at a pace that is believed."""
         now_s = self._clock.monotonic()
         wait_s = self._allowance.wait_s(now_s)
         if wait_s > 0.0 and not self._was_held:

@@ -53,19 +53,10 @@ class IslandCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         protocol: ProtocolSettings | None = None,
         options: JoinOptions = DEFAULTS,
     ) -> None:
-        """Prepare; nothing is opened before `fit`.
+        """Prepare; nothing is opened before `fit`. All but `tokens` is as `atoll.join` takes it.
 
-        Args:
-            broker: URL of the broker, or a coroutine function that opens a `Bus`, as `atoll.join` takes it.
-            run: run id.
-            learner: this learner's id, unique among live learners of the run.
-            tokens: how many tokens one batch trains on, in whatever you count progress in (images, words). The last batch of
-                an epoch counts as much, if it is smaller.
-            protocol: settings of the run, used only by its founder.
-            options: everything else that `join` takes.
-
-        Raises:
-            SettingsError: Keras runs on another backend than JAX.
+        One batch trains on so many `tokens`, in whatever you count progress in (images, words); the last batch of an epoch
+        counts as much, if it is smaller. Raises `SettingsError` where Keras runs on another backend than JAX.
         """
         super().__init__()
         if keras.backend.backend() != "jax":

@@ -75,12 +75,9 @@ def scatter(layout: Layout, fragment: int, vector: Vector, leaves: Mapping[str, 
 
 
 def named_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype called `name`, including bfloat16 and the other names of machine learning.
+    """Return the NumPy dtype called `name`, bfloat16 and its like too; raise `LayoutMismatch` if there is none.
 
     A run record may hold any name. NumPy reads more than names: `V1000000000` is a gigabyte for each number.
-
-    Raises:
-        LayoutMismatch: there is no such dtype.
     """
     if name in NUMPY_DTYPES:
         return np.dtype(name)

@@ -53,11 +53,7 @@ def is_array(leaf: Any) -> bool:  # noqa: ANN401  (any leaf)
 
 
 def flatten(tree: Any) -> tuple[Named, TreeShape]:  # noqa: ANN401
-    """Return the leaves of a pytree by name, in order, and its shape.
-
-    Raises:
-        SettingsError: the keys of a dict have no order.
-    """
+    """Return the leaves of a pytree by name, in order, and its shape; raise `SettingsError` for keys without an order."""
     return PlainShape.of(tree) if loaded_jax() is None else JaxShape.of(tree)
 
 
