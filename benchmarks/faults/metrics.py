@@ -322,7 +322,7 @@ def safety(extract: Extract) -> list[Figure]:
     seen = f"{len(extract.rounds)} commits on the event log, {len(extract.made)} heads read"
     died = "their owner died between the commit and the line"
     twice = sum(count - 1 for count in pushes.values())
-    late = sum(later < former for made in told_versions(extract).values() for former, later in pairwise(made))
+    late = sum(later < former for made in versions_by_fragment(extract).values() for former, later in pairwise(made))
     return [
         zero("versions made twice or out of order", forks(extract, merges), "versions", seen),
         zero("contributions merged twice", twice, "pushes", f"{len(pushes)} contributions in {len(merges)} commits"),
@@ -350,7 +350,7 @@ def commits(extract: Extract) -> dict[tuple[int, int], list[list[ExtractShare]]]
     return {version: list(told.values()) for version, told in found.items()}
 
 
-def told_versions(extract: Extract) -> dict[int, list[int]]:
+def versions_by_fragment(extract: Extract) -> dict[int, list[int]]:
     """Return the versions of each fragment in the order in which the event log tells of them."""
     versions: dict[int, list[int]] = defaultdict(list)
     for line in extract.rounds:
@@ -360,7 +360,7 @@ def told_versions(extract: Extract) -> dict[int, list[int]]:
 
 def forks(extract: Extract, merges: dict[tuple[int, int], list[list[ExtractShare]]]) -> int:
     """Return how many versions were made again: by the event log, by two heads, told of differently by both, or after later."""
-    again = sum(len(made) - len(set(made)) for made in told_versions(extract).values())
+    again = sum(len(made) - len(set(made)) for made in versions_by_fragment(extract).values())
     newest: dict[int, int] = {}
     for made in extract.made:
         again += made.version < newest.get(made.fragment, 0)

@@ -4,10 +4,9 @@ Prometheus wakes people by the metrics of the monitor; a page must not need one,
 `infra/monitor/alerts.yml` is made of these rules, and a test plays the cases of `alerts_test.yml` to them, as `promtool` does.
 
 A condition's function takes a *reading*: all metrics at a moment. A rule *holds* once its condition has been so for `for_s`
-without a break; until then it is *pending*. Nothing here reads a clock. What follows from a silence of the run's broker alone
-is told once, by `AtollBrokerUnreachable`: the others ask for a broker that answers (`_require_heard_run`). A run that is over
-wakes nobody: what is of the run asks for one that goes on (`_require_run`). Disks, certificates and the monitor are of
-machines.
+without a break; until then it is *pending*. Nothing here reads a clock. A silence of the run's broker alone is told
+once, by `AtollBrokerUnreachable`: the others ask for a broker that answers (`_require_heard_run`). A run that is over wakes
+nobody: rules of the run ask for one that goes on (`_require_run`), those of machines do not.
 """
 
 from __future__ import annotations

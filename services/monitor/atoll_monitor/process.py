@@ -132,20 +132,23 @@ async def monitor(
     ]
     work += [asyncio.create_task(keeper.keep()) for keeper in keepers]
     work.append(asyncio.create_task(feed.run()))
-    stopping = asyncio.create_task(feed.stop_with(stop))
     hints = [
         asyncio.create_task(announce_wait(watched[name], each, tell)) for name, each in live.items() if tell is not None
     ]
-    serving = asyncio.create_task(serve(app, listening, stop))
+    ends = [asyncio.create_task(feed.stop_with(stop)), asyncio.create_task(serve(app, listening, stop))]
     try:
-        done, _ = await asyncio.wait({*work, serving}, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        await _first_of([*work, ends[-1]])
     finally:
         stop.set()
         for task in (*work, *hints):
             task.cancel()
-        await asyncio.gather(*work, *hints, stopping, serving, return_exceptions=True)
+        await asyncio.gather(*work, *hints, *ends, return_exceptions=True)
+
+
+async def _first_of(tasks: list[asyncio.Task[None]]) -> None:
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
 
 
 def routes_of(watched: MonitoredRun | None, feed: Feed) -> list[BaseRoute]:

@@ -101,11 +101,11 @@ def dump_if_our_bug(error: BaseException, *recorders: Recorded) -> None:
 def dump_on_signal() -> None:
     """Write everything whenever this process gets SIGUSR1. For the main thread of a process of ours."""
 
-    def asked(number: int, frame: FrameType | None) -> None:
+    def write(number: int, frame: FrameType | None) -> None:
         del number, frame
         dump_all(ASKED)
 
-    signal.signal(signal.SIGUSR1, asked)
+    signal.signal(signal.SIGUSR1, write)
 
 
 def _write(path: Path, lines: Iterator[bytes]) -> None:

@@ -77,9 +77,8 @@ def collect(
     believe_the_dead(view, ledger, ended, closed=not unclosed)
     remember_the_lost(view, ledger)
     fragments, history = int(run.settings["protocol.fragments"]), last.history
-    goodput = None if history is None else goodput_of(history).share
     doubts = [_describe_unclosed(name, run, heads_read=last.ledger is not None) for name in unclosed]
-    doubts += _unbooked(view, ledger, "that no ledger tells of" if unclosed else "after the ledgers were closed")
+    doubts += _unbooked(view, ledger, closed=not unclosed)
     return {
         "schema": SCHEMA,
         "run": run.run,
@@ -91,7 +90,7 @@ def collect(
         "bytes_merged": view.bytes_merged,
         "bytes_published": view.bytes_published,
         "moved": as_report(byte_ledger(view, fragments)),
-        "goodput": None if goodput is None else round(goodput, 4),
+        "goodput": None if history is None else _goodput(history),
         "commits": view.commits,
         "rounds": _rounds(view),
         "curves": curves_of_run(view),
@@ -105,13 +104,22 @@ def collect(
         "wall_s": round(sum(session.wall_s for session in run.sessions), 3),
         "clock": clock,
         "sessions": len(run.sessions),
-        "rebuilt": [msgspec.to_builtins(session.rebuilt) for session in run.sessions if session.rebuilt],
+        "rebuilt": _rebuilds(run),
         "machine": machine(),
         "atoll": atoll.__version__,
         "commit": commit(),
         "data_source_hash": validation.get("source_hash") or last.data_hash,
         "settings": dict(run.settings),
     }
+
+
+def _goodput(history: History) -> float | None:
+    share = goodput_of(history).share
+    return None if share is None else round(share, 4)
+
+
+def _rebuilds(run: RunFile) -> list[Any]:
+    return [msgspec.to_builtins(session.rebuilt) for session in run.sessions if session.rebuilt]
 
 
 def _shard_names(run: RunFile) -> list[str]:
@@ -156,7 +164,8 @@ def remember_the_lost(view: History, ledger: Ledger) -> None:
         life.tokens = max(life.tokens, account.trained)
 
 
-def _unbooked(view: History, ledger: Ledger, where: str) -> Iterator[str]:
+def _unbooked(view: History, ledger: Ledger, *, closed: bool) -> Iterator[str]:
+    where = "after the ledgers were closed" if closed else "that no ledger tells of"
     for learner in view.learners.values():
         for life in learner.lives.values():
             name = f"{learner.learner}/{life.incarnation}"

@@ -6,7 +6,7 @@
 
 All three are pure, and the same for a live run, one that is over, a saved one, and the page of a report. A view has no clock:
 `PageFacts` bring the moment, by two clocks, and what the run agreed on; silence is judged by them, the same for every panel.
-Times in the JSON are seconds since the run began (`began_s`, its founding). Whatever has a length that peers decide is cut;
+Times in the JSON are seconds since the run began (`began_s`, its founding). A list whose length peers decide is cut;
 sums go on over everything, and `left_out` says how much is not shown.
 """
 

@@ -49,8 +49,8 @@ _AHEAD = 8
 class FrameReader:
     """A blob on its way into memory, and the frame that its pieces form; contributions are received like this, too.
 
-    What no honest sender of so many elements in this codec sends is refused before memory is allocated. If the broker goes
-    away meanwhile, the same reader continues where it was.
+    A frame that no honest sender of so many elements in this codec sends is refused before memory is allocated. If the broker
+    goes away meanwhile, the same reader continues where it was.
     """
 
     download: Download

@@ -57,7 +57,7 @@ def head_nonce(epoch: int, fragment_ledger: bytes) -> str:
 async def wait_for_heads(bus: Bus, run: RunRecord, clock: Clock) -> dict[int, Head] | None:
     """Return the heads of all fragments, or None if for the founder's patience no further one has appeared.
 
-    Who completes a run whose founder lives, only slowly, would mix two models.
+    Completing a run whose founder lives, only slowly, would mix two models.
     """
     known, since_s, patience_s = 0, clock.monotonic(), founder_patience_s(run)
     while True:

@@ -4,7 +4,7 @@ Times of arrival are seconds of any clock that never goes back; nothing here rea
 incarnation, stepping is the number of new steps times the step time it reports, at most the time that was open: since the
 heartbeat before, plus up to one step's time before that, because a step is reported at its end.
 
-Who lives is judged by a reader that has a clock (`Hearing`), the same for consoles, pages, metrics and alerts. A learner is
+Life is judged by a reader that has a clock (`Hearing`), the same for consoles, pages, metrics and alerts. A learner is
 heard if its newest heartbeat is at most the run's `silence_s` old, a synchronizer process if its newest presence is at most a
 lease and two beats old: one of them may be lost on the way. A learner's state is what its newest heartbeat says, while heard:
 

@@ -1,7 +1,7 @@
 """Findings of a run, by cause: each cause once, and beneath it the findings that it explains; the most urgent first.
 
-What goes on comes before what has ended, the graver cause before the others, the newer finding before the older one. So a shard
-that is dead now stands before the hundred outages that a long run has survived.
+A finding that goes on comes before what has ended, the graver cause before the others, the newer finding before the older one.
+So a shard that is dead now stands before the hundred outages that a long run has survived.
 
 A finding compares a learner with the *other* learners, and a shard with its own usual pace, and names the figures it rests on
 and where they are in the event log. Figures below the bounds here are not worth a finding; the stories of a round, a shard and

@@ -104,6 +104,10 @@ def _share(learner: str, merged: Sequence[tuple[RoundLine, Contributor, float]])
     shares = [share for _, share, _ in merged]
     judged, lengths = list(_alignments(merged)), [_kept_length(share) for share in shares if share.norm]
     losses = [share.loss for share in shares if share.loss is not None]
+
+    def usual(figure_of: Callable[[Contributor], float | None]) -> float | None:
+        return middle(figure_of(share) or None for share in shares)
+
     return LearnerShare(
         learner=learner,
         contributions=len(shares),
@@ -113,10 +117,10 @@ def _share(learner: str, merged: Sequence[tuple[RoundLine, Contributor, float]])
         aligned=middle(share.aligned for share in shares),
         aligned_with_others=middle(judged),
         judged=len(judged),
-        steps=middle(share.steps or None for share in shares),
-        step_s=middle(share.step_s or None for share in shares),
-        upload_s=middle(share.upload_s or None for share in shares if not share.inline),
-        bytes=middle(share.bytes or None for share in shares),
+        steps=usual(lambda share: share.steps),
+        step_s=usual(lambda share: share.step_s),
+        upload_s=usual(lambda share: None if share.inline else share.upload_s),
+        bytes=usual(lambda share: share.bytes),
         shortened=sum(lengths) / len(lengths) if lengths else None,
         loss=losses[-1] if losses else None,
     )

@@ -2,8 +2,8 @@
 
 There are two wholes, and no second belongs to both. *Learners' time* is the learner-seconds present of `atoll.story.goodput`:
 what of it was no stepping, and what a slow learner's steps took beyond those of the others. *Rounds' time* is the sum of all
-rounds from call to commit. Learners never wait for a round, so its parts cost versions that come late, not idle time. What else
-stands out is from `atoll.story.findings`.
+rounds from call to commit. Learners never wait for a round, so its parts cost versions that come late, not idle time. Other
+findings are those of `atoll.story.findings`.
 
 Waiting for text happens inside the training loop's step. The event log has the time of whole steps, so that wait
 is not told apart.
