@@ -248,8 +248,8 @@ class FactIntake:
     def _life_standing(self, learner: str, incarnation: int, *, settled: bool) -> LifeStanding:
         """Return the standing of a life; it is `settled` once the records were read after its message had arrived.
 
-        A life without an account may have been folded so long ago that the ledgers do not name it any more. Then its own record
-        tells.
+        A life without an account may have been folded so long ago that the ledgers do not name it any more. Then its own
+        record tells.
         """
         if not self._roll.admits(learner, incarnation):
             return LifeStanding.UNKNOWN

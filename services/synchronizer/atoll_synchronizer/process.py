@@ -180,8 +180,8 @@ async def serve_run(
 ) -> str:
     """Serve `shard` of `run` inside another process and its loop (a tour, a test); return why it ended.
 
-    Its rounds are retained if an `archive` says so; checkpoints are not made. Code of one's own as the run's outer optimizer is
-    run if `own_outer` names the same.
+    Its rounds are retained if an `archive` says so; checkpoints are not made. Code of one's own as the run's outer optimizer
+    is run if `own_outer` names the same.
     """
     bus = await opener()
     try:

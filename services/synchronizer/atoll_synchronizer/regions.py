@@ -152,8 +152,8 @@ class RegionReader:
     async def read(self, region: str, key: PushKey, manifest: Contribution) -> tuple[str, float]:
         """Read a contribution at the hub, as `Aggregator.fetch`; what stays in its `region` is sent meanwhile.
 
-        A reader looks for missing chunks for a while before it calls them gone. A fast loop takes several intervals by then, so
-        the keeper is asked at once.
+        A reader looks for missing chunks for a while before it calls them gone. A fast loop takes several intervals by then,
+        so the keeper is asked at once.
         """
         if not region or manifest.frame:
             return await self._aggregator.fetch(key, manifest)

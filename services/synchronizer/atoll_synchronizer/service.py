@@ -79,8 +79,8 @@ HANDED_OVER = "handed over"
 class ServingProcess:
     """The process that wants shards: who it is, the outer optimizer that its settings name, and the versions it has had.
 
-    `versions` are the highest of the run's fragments, by fragment; they grow while it serves. Messages with a digest in `aside`
-    have broken the shard's machine before.
+    `versions` are the highest of the run's fragments, by fragment; they grow while it serves. Messages with a digest in
+    `aside` have broken the shard's machine before.
     """
 
     identity: Identity = field(default_factory=this_process)
@@ -402,9 +402,9 @@ class ShardService:
 class FragmentLanes:
     """Commands out: one lane per fragment executes that fragment's commands strictly in the order the machine gave them.
 
-    A commit sees every fold before it, and an acknowledgement never overtakes its commit. Lanes of different fragments run side
-    by side. While the broker is away a lane waits and tries again; it never skips. After a refused compare-and-set a lane does
-    nothing more, because another process owns the shard.
+    A commit sees every fold before it, and an acknowledgement never overtakes its commit. Lanes of different fragments run
+    side by side. While the broker is away a lane waits and tries again; it never skips. After a refused compare-and-set a lane
+    does nothing more, because another process owns the shard.
     """
 
     def __init__(self, fragments: Iterable[int], service: ShardService, report: RoundReporter) -> None:

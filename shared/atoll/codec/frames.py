@@ -220,8 +220,8 @@ class _Measured:
 class FrameEncoder(_Measured):
     """A frame to be sent, the pieces of a blob: a segment is encoded when it is due. `slices` are measured on the way.
 
-    Several threads may call `read` several times for the same elements. A `residue`, a vector of the same length, receives what
-    rounding takes. `compress`: see `seal`.
+    Several threads may call `read` several times for the same elements. A `residue`, a vector of the same length, receives
+    what rounding takes. `compress`: see `seal`.
     """
 
     def __init__(

@@ -113,13 +113,9 @@ def _inverses(scales: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class EncodingPlan:
-    """The key of a compiled program.
+    """The key of a compiled program: the format, whether the residue of rounding is wanted, and the elements of each slice.
 
-    Attributes:
-        form: the format.
-        feedback: whether the caller wants the residue of rounding.
-        sizes: elements of each slice.
-        corners: where each of several parts begins in a slice's rows; none for a single part.
+    `corners` are where each of several parts begins in a slice's rows; none for a single part.
     """
 
     form: Format
@@ -137,15 +133,11 @@ def pseudo_gradient(
     kept: Array | None,
     zero: int,
 ) -> Quantised:
-    """Return `anchor - theta + kept` of a fragment, quantised; everything is on one device.
+    """Return `anchor - theta + kept` of a fragment, quantised; everything is on one device, and `zero` is 0 (`alone`).
 
-    Args:
-        plan: see there.
-        anchor: the rows of each slice, float32.
-        parts: the pieces of theta's rows, per slice; a single part may have more rows than are wanted.
-        starts: the first row wanted of a single part.
-        kept: what rounding took from the fragment's last pseudo-gradient, flat float32, if it is to be sent now.
-        zero: 0, see `alone`.
+    `anchor` are the rows of each slice, float32, and `parts` the pieces of theta's rows, per slice; a single part may have
+    more rows than are wanted, from `starts` on. `kept` is what rounding took from the fragment's last pseudo-gradient, flat
+    float32, if it is to be sent now.
     """
     flat = [jnp.zeros(size, jnp.float32) for size in plan.sizes]
     for at, rows in enumerate(anchor):

@@ -60,11 +60,9 @@ class MomentumReference:
 class Heloco:
     """The constants: c_ok, k_s, beta_max, k_d, kappa of the paper, in this order.
 
-    The momentum is that of the round's base version; the head names it with the values. A contribution is corrected
-    while it is folded, in the same pass, before its staleness weight counts. So a replay in the order that the head
-    lists corrects to the same bits for any owner of the shard: nothing is kept here. Norms and cosines are sums in
-    float64, and so is the length of the result, which RDA needs. A slice is changed by one float32 combination of v and
-    m.
+    The momentum is that of the round's base version; the head names it with the values. Nothing is kept here, so a replay in
+    the order that the head lists corrects to the same bits. Norms and cosines are sums in float64, and so is the length of the
+    result. A slice is changed by one float32 combination of v and m.
     """
 
     cosine: float = 0.2

@@ -63,10 +63,8 @@ def validated_norms(
 ) -> list[float]:
     """Return the computed norms per slice of a finite pseudo-gradient, if they match the claims and are not absurd.
 
-    A norm is a claim that RDA would divide by, so the shard computes it again and uses its own result. Senders claim
-    the norms of what they send, after its rounding, so the tolerance is small.
-
-    Raises `FrameRejected`: `norm_claim` or `norm_bound`.
+    A norm is a claim that RDA would divide by, so the shard computes it again. Senders claim the norms of what they send,
+    after its rounding, so the tolerance is small. Raises `FrameRejected`: `norm_claim` or `norm_bound`.
     """
     if len(norms_claimed) != len(norms):
         raise FrameRejected("norm_claim", "norms for another layout", got=len(norms_claimed), allowed=len(norms))
@@ -151,8 +149,8 @@ class Corrections:
 class SliceLength(NamedTuple):
     """The numbers that RDA keeps of a slice beside the mean of its directions.
 
-    A direction is `unit` long in that mean, 0 while nothing has a direction; `radial` is the mean length, and `heard` the share
-    of all weight that has a direction.
+    A direction is `unit` long in that mean, 0 while nothing has a direction; `radial` is the mean length, and `heard` the
+    share of all weight that has a direction.
     """
 
     unit: float = 0.0
@@ -183,16 +181,13 @@ class PartialMerge:
 
 
 class FragmentFold:
-    """The running merge of one fragment's round.
+    """The running merge of one fragment's round: one running mean, so memory is O(fragment) whatever M is.
 
-    A fold holds one running mean, so memory is O(fragment) whatever M is. A contribution is folded in encoded as it
-    came, several of them in one pass (`BatchedAccumulation`). With W the weights so far, one of weight w enters as
-    mean <- (1 - w/W) mean + (w/W) v. Both factors are within 0..1, so no weight, however large its claim, makes finite
-    pseudo-gradients merge to infinity. Under RDA the mean of a slice is that of directions, in units of the first one's
-    length r: v enters as r phi(v). Its length is corrected at the end; after a single contribution it is right already.
-    The order of additions decides the last bits. It is the order in which the head lists the contributions, so a replay
-    gives the same bits. One fresh contribution alone is returned as it came, bit for bit. A fold gives its result once
-    and is then spent: the result is its own memory.
+    With W the weights so far, one of weight w enters as mean <- (1 - w/W) mean + (w/W) v. Both factors are within 0..1, so no
+    weight, however large its claim, makes finite pseudo-gradients merge to infinity. Under RDA the mean of a slice is that of
+    directions, in units of the first one's length r: v enters as r phi(v). Its length is corrected at the end. The order of
+    additions decides the last bits; it is the order in which the head lists the contributions, so a replay gives the same
+    bits. One fresh contribution alone is returned as it came, bit for bit.
     """
 
     def __init__(self, slices: Sequence[FragmentSlice], method: Method = "mean") -> None:
@@ -401,12 +396,10 @@ def _step_of(share: float, take: float, correction: SliceCorrection | None, *, a
 class BatchedAccumulation:
     """A sum over these slices, and the entries that wait for it.
 
-    The sum of a large fragment is larger than any cache, so entering one contribution costs as much as reading and writing
-    the sum, however few bits it has. Waiting contributions share that cost: all of them are entered into one part of the sum
-    while that is in the cache. Every element sees the same operations in the same order as if they had been entered one by
-    one, with any number of threads, so the bits are the same. The share of a waiting contribution is decided already
-    (`AccumulateStep`); it stays encoded as it came. Codes wait up to the size of a sum, 32 bits for each element: eight
-    contributions of four bits, two in bfloat16, and none in float32, which is entered at once.
+    The sum of a large fragment is larger than any cache, so entering one contribution costs as much as reading and writing the
+    sum. Waiting contributions share that cost: all of them are entered into one part of the sum while that is in the cache.
+    Every element sees the same operations in the same order, with any number of threads, so the bits are the same. Codes wait
+    up to the size of a sum: eight contributions of four bits, two in bfloat16, and none in float32, which is entered at once.
     """
 
     def __init__(self, slices: Sequence[FragmentSlice]) -> None:

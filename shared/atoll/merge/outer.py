@@ -104,9 +104,8 @@ class Nesterov(OuterOptimizer):
     ) -> None:
         """Take one step from `params` plus `carry` (bits of bfloat16, may be empty); write to `following` and `kept`.
 
-        `state` may hold arrays of others, which are passed over.
-
-        Raises `ProtocolMisuse`: vectors that do not belong together.
+        `state` may hold others' arrays, which are passed over. Raises `ProtocolMisuse` for vectors that do not belong
+        together.
         """
         former, newer = (arrays.get(MOMENTUM, _NO_MOMENTUM) for arrays in (state, kept))
         vectors = [params, pseudo_gradient, following, *([former, newer] if self.momentum else [])]
@@ -144,13 +143,12 @@ class Nesterov(OuterOptimizer):
 def derivable(settings: ProtocolSettings) -> bool:
     """Return whether the values of versions tell the outer state: they are sent as deltas, and it is a momentum at most.
 
-    Such a state is not stored with every version. Momentum and what rounding took are six bytes per parameter, and a delta of
-    four bits is half a byte. So the momentum is *defined* by the values sent. Rounding's error is in it, as a difference of
-    two residues, and a share of mu^2 / (1 + mu) of it (0.07 at mu = 0.3) enters the next step, where the residue takes it
-    back. A keyframe is stored with its momentum. A reader of it and the deltas after it has the momentum of the newest version
-    to the bit (`atoll.run.delta_chain`). The residue stays with the owner of a shard. The next one begins with none, so at
-    most half a quantiser's step of each parameter is lost with an owner. Where the state says more than the values do (an
-    average, an optimizer of optax), it is stored with every version, residue included.
+    Such a state is not stored with every version: momentum and what rounding took are six bytes per parameter, a delta of four
+    bits half a byte. So the momentum is *defined* by the values sent. A share of mu^2 / (1 + mu) of rounding's error (0.07 at
+    mu = 0.3) enters the next step, where the residue takes it back. A keyframe is stored with its momentum; a reader of it and
+    the deltas after it has the newest momentum to the bit (`atoll.run.delta_chain`). The residue stays with the owner of a
+    shard, and the next one begins with none. Where the state says more than the values do, it is stored with every version,
+    residue included.
     """
     return settings.codec_down != KEYFRAME and settings.outer_is_native and not settings.average_versions
 
@@ -197,9 +195,8 @@ def make_outer(spec: str, lr: float, momentum: float, own: str = NESTEROV) -> Ou
     """Return the outer optimizer that `spec` names, where `own` is what the settings of this process name.
 
     `nesterov`; `optax:<name>` for `optax.<name>(lr)`, if it is on the list; `module:attribute` for a callable of the learning
-    rate that returns an optax transformation, if `own` is the same.
-
-    Raises `SettingsError`: this process runs no such code, there is none here, or it makes no optimizer from a learning rate.
+    rate that returns an optax transformation, if `own` is the same. Raises `SettingsError` for code that is not run here, not
+    there, or no optimizer.
     """
     check_outer(spec, own)
     if spec == NESTEROV:

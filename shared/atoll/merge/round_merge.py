@@ -46,9 +46,7 @@ class RoundMerge:
         self._reference: MomentumReference | None = None
 
     def add(self, pseudo_gradient: Encoded, norms: Sequence[float], command: Fold, state: State) -> Corrections | None:
-        """Fold in a pseudo-gradient with these norms per slice; return how it was corrected, if the run has a correction.
-
-        It is folded at the command's `scale`, below 1 if it is clipped.
+        """Fold in a pseudo-gradient with these norms per slice, at the command's `scale`; return how the run corrected it.
 
         `state` is the outer state of the base version. The pseudo-gradient must not change until the result is there.
         """

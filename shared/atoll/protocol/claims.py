@@ -56,8 +56,8 @@ def with_declared_batch(settings: ProtocolSettings, step_tokens: int) -> Protoco
 def step_tokens_max(sizes: Sequence[float], own: float, declared: int) -> float:
     """Return how many tokens of a learner's step weigh and count: what is declared, or `BATCHES_MAX` times what others take.
 
-    `sizes` are the tokens per step of all learners, ascending; `own` is this one's among them, 0 for none. Of the others' it is
-    the upper median: one of two may say that its steps are small. Of one other nobody knows which of both lies: no bound.
+    `sizes` are the tokens per step of all learners, ascending; `own` is this one's among them, 0 for none. Of the others' it
+    is the upper median: one of two may say that its steps are small. Of one other nobody knows which of both lies: no bound.
     """
     return min(_most_beside(sizes, own), declared or math.inf)
 
@@ -207,9 +207,9 @@ class ClaimJudge:
 class StepAllowance:
     """The pace of a learner's loop, by its own clock, at which every report of its steps is believed.
 
-    In any time of `t` seconds it lets through at most `1 + HELD_SHARE * steps_per_s_max * (HELD_AHEAD_S + t)` steps, so no more
-    than a shard believes (`ClaimJudge`) that heard the first report of them late by less than what `HELD_AHEAD_S` leaves of
-    `AT_ONCE_S`. Time in which the loop was slow is not saved up: a shard that has just taken over has not seen it.
+    In any time of `t` seconds it lets through at most `1 + HELD_SHARE * steps_per_s_max * (HELD_AHEAD_S + t)` steps, so no
+    more than a shard believes (`ClaimJudge`) that heard the first report of them late by less than what `HELD_AHEAD_S` leaves
+    of `AT_ONCE_S`. Time in which the loop was slow is not saved up: a shard that has just taken over has not seen it.
     """
 
     def __init__(self, settings: ProtocolSettings) -> None:
@@ -237,14 +237,13 @@ class StepAllowance:
 class RunProgress:
     """The run's tokens, for a learner that has trained `own` itself: what records say was merged, and what calls claim since.
 
-    A run ends by its count, the tokens merged in the fragment that is the furthest, which heads and leases say: only these end
-    it for a learner (`is_over`). Every call says where the run is by now, and schedules go by that number (`tokens`). But a
-    call is a message that may be wrong. So the leases are read at intervals. In between a call is believed as far as the fleet
-    can have come since then: for each token of this learner's, twice as many as it came lately by the leases' word.
+    A run ends by the tokens merged in the fragment that is the furthest, which heads and leases say (`is_over`). Every call
+    says where the run is by now, and schedules go by that number (`tokens`); but a call may be wrong. So the leases are read
+    at intervals. In between a call is believed as far as the fleet can have come since then: for each token of this learner's,
+    twice as many as it came lately by the leases' word. `target` is the run's, 0 for none.
     """
 
     def __init__(self, target: int) -> None:
-        """Know of none; `target` is the run's, 0 for none."""
         self._target = target
         self._proven = 0
         self._own_then = 0

@@ -82,25 +82,22 @@ def split_life(name: str) -> tuple[str, int]:
 class FormerLives(msgspec.Struct):
     """The sums of `lives` that are over and settled, of `tokens` trained: in token-fragments of one fragment, or of several.
 
-    A learner that is restarted a thousand times had a thousand lives, and an account of each would be in every commit for ever.
-    So the accounts of lives that have *ended* (their learner left, or has a later life) are folded into sums, once nothing of
-    them can come any more, but for the last `KEPT_LIVES`, which people may want to see.
+    A learner that is restarted a thousand times had a thousand lives, and an account of each would be in every commit for
+    ever. So the accounts of lives that have *ended* (their learner left, or has a later life) are folded into sums, but for
+    the last `KEPT_LIVES`, once nothing of them can come any more: everything was settled that the queue held some time after
+    (`EndedLives`).
 
         P * trained = merged + merged_late + superseded + refused + lost         (in token-fragments, exact)
 
-    **Once only.** `until` says of a learner up to which incarnation its lives are folded: what comes of such a life is one that
-    has a fate. It names the last `UNTIL_MAX` learners whose lives were folded. An unknown life of any other learner that is
-    over by its own member record may have been folded, so it is told apart by that record alone (`forgotten`).
+    **Once only.** `until` says of the last `UNTIL_MAX` learners up to which incarnation their lives are folded: what comes of
+    such a life has a fate. An unknown life of any other learner that is over by its own member record may have been folded, so
+    it is told apart by that record alone (`forgotten`: how many such learners there are).
 
     **Two ledgers, one life.** The ledgers of a shard's fragments are written one after the other, and other shards fold when
     they can. So each fragment's ledger has the part of its own fragment. A life that is folded in one ledger and open in
     another is folded there, too, by who adds the two (`covers`). The shard folds only what is durable in all its ledgers, and
-    the lives of `BATCH_LEARNERS` learners at most before all ledgers are written again: none is further behind than that.
-
-    **When nothing can come any more** is the queue's to say: everything was settled that it held some time after the life had
-    ended (`EndedLives`). Messages that a learner sends on after it was replaced have no account, and move no sum.
-
-    `forgotten`: how many learners are not in `until` any more. `wrong`: the last few whose accounts did not add up.
+    the lives of `BATCH_LEARNERS` learners at most before all ledgers are written again. `wrong`: the last few whose accounts
+    did not add up.
     """
 
     lives: Count = 0
@@ -651,8 +648,7 @@ def newest(ledger: Ledger, accounts_max: int = ACCOUNTS_MAX) -> Ledger:
     """Return at most `accounts_max` accounts of a ledger, for a record that must stay small; the tokens stay known.
 
     Incarnations that left or were replaced go first, the one heard first before all others. All that is left out is still in
-    the fragments' ledgers, which every commit writes with all reports. Only one thing could be missing after the owner's death:
-    the last report of an incarnation that ended before `accounts_max` others did, with no commit of the shard since.
+    the fragments' ledgers, which every commit writes with all reports.
     """
     if len(ledger.accounts) <= accounts_max:
         return ledger

@@ -163,15 +163,12 @@ class Balance:
     """The knowledge that one host has of all the others, and its decisions to give a shard up.
 
     * **Rebalancing.** A host that owns at least two shards more than another host that wants one hands one over. Only the host
-      with the most shards does so, one at a time, and then waits until it can have heard the effect. So shards move one by
-      one until no two hosts differ by more than one.
+      with the most shards does so, one at a time, and then waits until it can have heard the effect.
     * **Leaving.** A host that leaves while the run goes on hands each shard to the least loaded host that wants it.
 
     Hosts tell each other what they own a few times per lease; a host that is silent for two leases does not count. Where a
-    receiver does not take what it was given, nobody merges for a lease. So after each hand-over in vain the next one waits
-    twice as long: a host that only says that it wants shards costs the run less and less. All of this is advice. If a host's
-    picture of the others is out of date, a shard moves once too often or stays too long. No safety property of the protocol
-    depends on it.
+    receiver does not take what it was given, nobody merges for a lease, so after each hand-over in vain the next one waits
+    twice as long. All of this is advice: no safety property of the protocol depends on it.
     """
 
     def __init__(self, host: str, lease_s: float) -> None:

@@ -92,8 +92,8 @@ class Heartbeats:
     """The pauses between a learner's heartbeats, in a run whose learners may be silent for `silence_s`.
 
     A pause ends as soon as the step time is off by more than a fifth from the last one sent: a shard moves no call for less
-    (`comes_earlier`). A heartbeat may be lost, so a learner repeats its news after 0.5, 1, 2, 4 ... seconds, until the pause is
-    the usual one.
+    (`comes_earlier`). A heartbeat may be lost, so a learner repeats its news after 0.5, 1, 2, 4 ... seconds, until the pause
+    is the usual one.
     """
 
     def __init__(self, silence_s: float) -> None:
@@ -178,13 +178,12 @@ def plausible(step_s: float) -> float:
 class KnownLearner:
     """A learner's newest incarnation: `training` now, or at least `present` (not left).
 
-    `step_s` is the step time of its last heartbeat, which is a mean over many steps already (`StepTimes`): an average over
-    heartbeats would correct an error the more slowly the fewer there are. In connected time
-    (`ConnectedTime`), `heard_s` is when it was heard and `pushed_s` when its last contribution was folded. `paced_s` is its
-    step time when that was news last, `commit` the number of the shard's commit that held something of it last, `credit` what
-    counted of that, of `step_tokens` a step, `stopped_s` when it was first heard to train no more. `since`, `mark` and `timed`
-    are moments, with the steps by then, from which its pace is seen; it was not seen to take less than `least_s` a step. By its
-    last heartbeat the shard had been cut off for `absent_s` in all.
+    `step_s` is the step time of its last heartbeat, a mean over many steps already (`StepTimes`), and `paced_s` that when it
+    was news last. In connected time (`ConnectedTime`), `heard_s` is when it was heard, `pushed_s` when its last contribution
+    was folded, and `stopped_s` when it was first heard to train no more; `commit` is the number of the shard's commit that
+    held something of it last, `credit` what counted of that, of `step_tokens` a step. `since`, `mark` and `timed` are moments,
+    with the steps by then, from which its pace is seen; it was not seen to take less than `least_s` a step. By its last
+    heartbeat the shard had been cut off for `absent_s` in all.
     """
 
     incarnation: int
@@ -290,18 +289,17 @@ def grace_window(
 ) -> GraceWindow:
     r"""Return how long a round may wait after its quorum, by Eq. 3 of arXiv 2604.21428, with its terms.
 
-    Let xi_step be the step time of the live learners, xi_quorum the time from call to quorum and xi_sync the time from the
-    end of collection to a visible head, each an exponential moving average. A round overlaps with tau inner steps, so what
-    is left for waiting is
+    Let xi_step be the step time of the live learners, xi_quorum the time from call to quorum and xi_sync the time from the end
+    of collection to a visible head, each an exponential moving average. A round overlaps with tau inner steps, so there is
+    left
 
     .. math::
 
         \xi_{slack} = \tau \xi_{step} - (\xi_{quorum} + \xi_{sync}), \qquad
         \xi_{grace} = \mathrm{clamp}(\gamma \xi_{slack},\ 0,\ c\,\xi_{step})
 
-    with gamma < 1 and a cap of c steps. The average of xi_quorum holds the present round already, since its quorum is met;
-    xi_sync is zero until a first version is visible. xi_step is the *median* over live learners, so one slow island cannot
-    lengthen everybody's window.
+    with gamma < 1 and a cap of c steps. The average of xi_quorum holds the present round already; xi_sync is zero until a
+    first version is visible. xi_step is a *median*, so one slow island cannot lengthen everybody's window.
     """
     quorum_s, sync_s = quorum_s or 0.0, sync_s or 0.0
     overlap_s = settings.overlap_steps * step_s

@@ -765,9 +765,8 @@ class Shard:
     def _coming(self, slot: FragmentSlot) -> set[str]:
         """Return the learners that are present and may still answer here, whether they train or not.
 
-        One that fills its places, or sent its last push, cannot: to wait for it would be to wait for each other. It may have
-        nothing more for this fragment, too, and wait for another's room.
-        So one that trains no more is waited for within a bound.
+        One that fills its places, or sent its last push, cannot: to wait for it would be to wait for each other. One that
+        trains no more may have nothing for this fragment, and is waited for within a bound.
         """
         held = Counter(key.learner for key in slot.offers)
         last = {key.learner for key, offer in slot.offers.items() if offer.final}

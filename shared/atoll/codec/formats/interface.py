@@ -64,13 +64,9 @@ def blocks(elements: int) -> int:
 class NumpyForm:
     """The arithmetic on whole blocks as rows.
 
-    encode(rows, inverse) -> codes
-        Return the codes of float32 rows; `inverse` is one over each row's scale, a column, and zero for a zero. A number times
-        `inverse` lies between -`levels` and `levels`.
-
-    decode(codes) -> rows
-        Return the decoded codes, as float32. Every code of `bits` bits decodes to a finite number, also one that no encoder
-        makes.
+    `encode(rows, inverse)` returns the codes of float32 rows; `inverse` is one over each row's scale, a column, and zero for a
+    zero. A number times `inverse` lies between -`levels` and `levels`. `decode(codes)` returns float32 rows. Every code of
+    `bits` bits decodes to a finite number, also one that no encoder makes.
     """
 
     encode: Callable[[Rows, Rows], Rows]
@@ -81,19 +77,10 @@ class NumpyForm:
 class CompiledForm:
     """The arithmetic on one number, without branches, so that LLVM can vectorise it.
 
-    So there is no `if`, no conditional expression and no `max` in it: numba refuses the first two with a warning, which the
-    tests count as a failure, and the third made loops 3 to 9 times slower. Every integer states its width, because numba would
-    make it 64 bits wide.
-
-    encode(number, inverse) -> code
-        Return the code of a float32.
-
-    decode(code) -> number
-        Return the decoded code, of any type.
-
-    magnitude(code) -> number
-        Return the magnitude of a decoded whole number as an integer. Squares are summed from it. Give it where `decode`
-        returns floats.
+    So there is no `if`, no conditional expression and no `max` in it: numba refuses the first two with a warning, and the
+    third made loops 3 to 9 times slower. Every integer states its width, because numba would make it 64 bits wide.
+    `encode(number, inverse)` returns a code, `decode(code)` a number of any type, and `magnitude(code)` that of a decoded
+    number as an integer, from which squares are summed: give it where `decode` returns floats.
     """
 
     encode: Callable[..., Any]
