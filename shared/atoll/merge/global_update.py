@@ -82,10 +82,10 @@ class DownlinkQuantiser:
         return values if self.exact else values + state[CARRY].astype(np.float32)
 
     def settle(self, values: Vector, following: Vector, delta: Encoded, carry: npt.NDArray[Any]) -> None:
-        """Round the step from `values` to `following`: write what is sent to `delta`, the result to `following`, the rest to `carry`.
+        """Round the step from `values` to `following`: write the sent part to `delta`, the result to `following`.
 
-        `carry` is bfloat16; all have the length of `delta`. Raises `FrameRejected`: `not_finite`; the codec cannot hold the
-        difference.
+        The residue goes to `carry`, bfloat16; all have the length of `delta`. Raises `FrameRejected`: `not_finite`; the codec
+        cannot hold the difference.
         """
         self.format.check(delta.settle(values, following, carry.view(np.uint16)))
 

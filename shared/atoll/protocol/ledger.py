@@ -294,11 +294,6 @@ class Account(msgspec.Struct):
         """Return the token-fragments that shards have given a fate."""
         return self.merged + self.merged_late + sum(self.refused.values())
 
-    @property
-    def spent(self) -> int:
-        """Return the token-fragments that its learner has given a fate: pushed, superseded or refused at home."""
-        return self.pushed + self.superseded + self.refused_local
-
     def fates(self, fragments: int) -> dict[str, int]:
         """Return what became of every token-fragment, for a run of `fragments` fragments that is over.
 
@@ -552,20 +547,6 @@ class FragmentLedger(msgspec.Struct):
             for reason, tokens in settled.refused.items():
                 ledger.book(learner, incarnation, tokens, "refused", reason)
 
-    def account(self, name: str) -> Account:
-        """Return what is known here of one life; it is a copy."""
-        report, settled = self.reports.get(name, LearnerReport()), self.settled.get(name, SettledPushes())
-        return Account(
-            report.trained,
-            report.pushed,
-            report.superseded,
-            report.refused_local,
-            settled.merged,
-            settled.merged_late,
-            settled.refused,
-            report.left,
-        )
-
     def _settle(
         self, key: PushKey, tokens: int, fate: str, reason: str = "", *, final: bool, shard: Ledger | None
     ) -> SettledPushes:
@@ -587,21 +568,27 @@ class FragmentLedger(msgspec.Struct):
         return account
 
 
-def fold_life(ledgers: Mapping[int, FragmentLedger], name: str, account: Account, fragments: int) -> None:
+def _spent(report: Account | LearnerReport) -> int:
+    return report.pushed + report.superseded + report.refused_local
+
+
+def fold_life(
+    ledgers: Mapping[int, FragmentLedger], name: str, report: Account | LearnerReport, fragments: int
+) -> None:
     """Fold a life into the former lives of some of a run's `fragments`: each takes its own part, with its own fates.
 
-    `account` says what its learner reported. Where these are not all fragments, what the others settled is not known here: of
+    `report` says what its learner reported. Where these are not all fragments, what the others settled is not known here: of
     a learner that left in good order, all that is not settled was superseded.
     """
     here = len(ledgers)
-    local = share_of(account.refused_local, ledgers, fragments)
-    superseded = share_of(account.superseded, ledgers, fragments)
-    exact = account.left and here < fragments and fragments * account.trained == account.spent
+    local = share_of(report.refused_local, ledgers, fragments)
+    superseded = share_of(report.superseded, ledgers, fragments)
+    exact = report.left and here < fragments and fragments * report.trained == _spent(report)
     for ledger in ledgers.values():
         settled = ledger.settled.pop(name, SettledPushes())
         ledger.reports.pop(name, None)
         gone = None if exact else superseded
-        part = part_of(account.trained, settled_fates(settled), 1, superseded=gone, refused_local=local)
+        part = part_of(report.trained, settled_fates(settled), 1, superseded=gone, refused_local=local)
         local -= part.fates["refused:local"]
         superseded -= part.fates["superseded"]
         ledger.former.enter(part)
@@ -611,7 +598,7 @@ def fold_life(ledgers: Mapping[int, FragmentLedger], name: str, account: Account
 def adds_up(account: Account, fragments: int, *, all_here: bool) -> bool:
     """Return whether a life that is over balances, as `settle` asks; `all_here`: no other shard settles anything of it."""
     if account.left and (
-        fragments * account.trained != account.spent or (all_here and account.pushed != account.settled)
+        fragments * account.trained != _spent(account) or (all_here and account.pushed != account.settled)
     ):
         return False
     return account.settled <= fragments * account.trained
@@ -624,7 +611,7 @@ def close_together(ledgers: Mapping[int, FragmentLedger], fragments: int) -> Non
         former.add(ledger.former)
     for fragment, ledger in ledgers.items():
         for name in [name for name in {**ledger.settled, **ledger.reports} if former.covers(name)]:
-            fold_life({fragment: ledger}, name, ledger.account(name), fragments)
+            fold_life({fragment: ledger}, name, ledger.reports.get(name, LearnerReport()), fragments)
 
 
 def parts(ledger: Ledger, accounts_max: int = ACCOUNTS_MAX) -> list[Ledger]:
@@ -693,7 +680,7 @@ def settle(ledger: Ledger, fragments: int) -> Settlement:
         fates = account.fates(fragments)
         sums.update(fates)
         if account.left:
-            if local := due - account.spent:
+            if local := due - _spent(account):
                 errors.append(f"{key}: its own ledger differs by {local} token-fragments")
             if account.pushed != account.settled:
                 errors.append(f"{key}: pushed {account.pushed} token-fragments, settled {account.settled}")
