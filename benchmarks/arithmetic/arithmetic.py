@@ -30,7 +30,7 @@ from atoll.codec import FORMATS, Encoded, Framing, encode_frame
 from atoll.codec.formats import BF16, INT4, INT8
 from atoll.codec.formats.interface import BLOCK
 from atoll.codec.kernels import kernels
-from atoll.codec.on_device import quantised
+from atoll.codec.on_device import quantise
 from atoll.merge.outer import MOMENTUM, NO_CARRY, Nesterov
 from benchmarks.lib.compiled import compile_kernels
 from benchmarks.lib.harness import Figure, at_least, fact, run_benchmark
@@ -169,7 +169,7 @@ def encoded_on_device(bench: ArithmeticBench) -> Figure:
     size = float(bench.vector.nbytes)
 
     def encode() -> None:
-        jax.block_until_ready(quantised(INT4, vector, 0, feedback=False))  # type: ignore[no-untyped-call]
+        jax.block_until_ready(quantise(INT4, vector, 0, feedback=False))  # type: ignore[no-untyped-call]
 
     encode()
     share = bench.share(lambda: seconds(encode), lambda: vector.copy().block_until_ready(), size, size)

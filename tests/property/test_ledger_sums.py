@@ -17,8 +17,8 @@ from atoll.protocol.ledger import (
     Account,
     FragmentLedger,
     Ledger,
+    add_part,
     apportion,
-    continued,
     newest,
     parts,
     settle,
@@ -119,7 +119,7 @@ def test_a_ledger_in_pages_is_the_same_ledger(page: int) -> None:
         pages = parts(ledger, page)
         together: Ledger | None = drawn(seed + 1)
         for number, part in enumerate(pages):
-            together = continued(together, copied(part), number)
+            together = add_part(together, copied(part), number)
 
         assert len(pages) == max(1, -(-len(ledger.accounts) // page))
         assert all(len(part.accounts) <= page for part in pages)
@@ -127,7 +127,7 @@ def test_a_ledger_in_pages_is_the_same_ledger(page: int) -> None:
         assert plain(together) == plain(ledger)
         assert together.run_tokens == ledger.run_tokens
         assert parts(Ledger(run_tokens=5)) == [Ledger(run_tokens=5)]
-        assert continued(None, ledger, 3) is ledger
+        assert add_part(None, ledger, 3) is ledger
 
 
 def test_two_ledgers_are_absorbed_reports_by_maximum_and_fates_by_sum() -> None:

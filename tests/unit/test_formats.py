@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from atoll.base.errors import FrameRejected, ProtocolMisuse, SettingsError
 from atoll.base.large_arrays import Vector
 from atoll.codec import FORMATS, Encoded, check_codecs, format_of
-from atoll.codec.formats.interface import BLOCK, LEVELS_MAX, SCALE_BYTES, STEPS_MAX, Format, loaded, stored
+from atoll.codec.formats.interface import BLOCK, LEVELS_MAX, SCALE_BYTES, STEPS_MAX, Format, load_codes, store_codes
 from atoll.codec.kernels import FAST_ELEMENTS, fast_kernels, kernels, plain_kernels
 from atoll.codec.kernels.in_numpy import COPY, MULTIPLY, STRETCH, Kernels
-from atoll.codec.on_device import quantised as quantised_on_device
+from atoll.codec.on_device import quantise as quantise_on_device
 from atoll.protocol.settings import ProtocolSettings
 from support.formats import FACTS, RETIRED
 
@@ -282,12 +282,12 @@ def test_every_code_stands_for_the_same_in_both_sets(form: Format) -> None:
     assert results[0][0].tobytes() == results[1][0].tobytes()
     one, same = (kernels_of(form).squares(sent.codes, sent.scales, 0, count) for kernels_of in BOTH)
     assert one == same == float(results[0][0].astype(np.float64) @ results[0][0])
-    rows = loaded(form, np.resize(codes, 8 * form.items).view(form.code).reshape(-1, form.items))
+    rows = load_codes(form, np.resize(codes, 8 * form.items).view(form.code).reshape(-1, form.items))
     assert form.numpy.decode(rows).dtype == np.float32
 
 
 def on_device(form: Format, vector: Vector) -> tuple[Encoded, Vector]:
-    made = quantised_on_device(form, jnp.asarray(vector), 0, feedback=True)
+    made = quantise_on_device(form, jnp.asarray(vector), 0, feedback=True)
     return made.on_host(form, vector.size), np.asarray(made.residue)
 
 
@@ -416,6 +416,6 @@ def test_a_format_whose_squares_would_overflow_is_refused() -> None:
 def test_codes_of_any_width_are_stored_and_loaded(bits: int) -> None:
     form = dataclasses.replace(FORMATS["int4"], bits=bits)
     codes = np.random.default_rng(bits).integers(0, 1 << bits, (3, BLOCK)).astype(np.int32)
-    items = stored(form, codes)
+    items = store_codes(form, codes)
     assert items.shape == (3, BLOCK * bits // 8)
-    np.testing.assert_array_equal(loaded(form, items), codes)
+    np.testing.assert_array_equal(load_codes(form, items), codes)

@@ -23,8 +23,8 @@ from atoll.protocol.ledger import (
     FormerLives,
     FragmentLedger,
     Ledger,
+    add_part,
     close_together,
-    continued,
     parts,
     settle,
 )
@@ -412,7 +412,7 @@ def test_a_ledger_with_former_lives_in_pages_is_the_same_ledger() -> None:
     ledger = many_former_lives().shards[0].ledger
     together: Ledger | None = None
     for number, part in enumerate(parts(ledger, 7)):
-        together = continued(together, msgspec.json.decode(msgspec.json.encode(part), type=Ledger), number)
+        together = add_part(together, msgspec.json.decode(msgspec.json.encode(part), type=Ledger), number)
 
     assert together == ledger
 

@@ -57,10 +57,10 @@ def fold_of(
 
 def travelled(partial: PartialMerge, shares: Sequence[RegionShare], settings: ProtocolSettings = RDA) -> PartialMerge:
     shape, codec = PartialShape.of(SLICES, ELEMENTS, settings), partial_codec(settings)
-    frame = shape.sent(partial, codec)
+    frame = shape.encode(partial, codec)
     arriving = FrameDecoder(shape.elements_sent, codec, shape.measured)
     arriving.take([(number, frame.piece(number)) for number in range(len(frame))])
-    return shape.received(arriving.vector, arriving.norms(), partial.lengths, shares)
+    return shape.decode(arriving.vector, arriving.norms(), partial.lengths, shares)
 
 
 def shares_of(drawn: Sequence[tuple[Vector, float, float]]) -> list[RegionShare]:

@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 from atoll.base.errors import SettingsError
 from atoll.codec import Encoded, format_of
 from atoll.merge.fold import FragmentFold, MergeResult, slice_norms
-from atoll.merge.robust import CLIP, RUN, SAMPLE, CollectedFold, capped, fold_of, others_cosines, sampled, shares
+from atoll.merge.robust import (
+    CLIP,
+    RUN,
+    SAMPLE,
+    CollectedFold,
+    cap_weights,
+    compared_runs,
+    fold_of,
+    others_cosines,
+    shares,
+)
 from atoll.model.layout import FragmentSlice
 from atoll.protocol.settings import ProtocolSettings
 
@@ -68,7 +78,7 @@ def cosine(one: npt.ArrayLike, other: npt.ArrayLike) -> float:
 )
 def test_no_share_is_larger_than_the_cap(weights: list[float], share_max: float) -> None:
     """Light ones keep their weight, heavy ones have the cap exactly; where too few contribute, all weigh the same."""
-    found = capped(weights, share_max)
+    found = cap_weights(weights, share_max)
     total = math.fsum(found)
 
     assert all(0.0 < after <= before for before, after in zip(weights, found, strict=True))
@@ -81,8 +91,8 @@ def test_no_share_is_larger_than_the_cap(weights: list[float], share_max: float)
 
 
 def test_a_contribution_without_weight_gets_none() -> None:
-    assert capped([4.0, 0.0, 1.0, 1.0], 0.5) == [2.0, 0.0, 1.0, 1.0]
-    assert capped([0.0, 0.0], 0.5) == [0.0, 0.0]
+    assert cap_weights([4.0, 0.0, 1.0, 1.0], 0.5) == [2.0, 0.0, 1.0, 1.0]
+    assert cap_weights([0.0, 0.0], 0.5) == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("merge", ["mean", "rda"])
@@ -229,7 +239,7 @@ def test_the_cosine_with_the_others_is_that_of_their_directions() -> None:
 @pytest.mark.parametrize("size", [0, 1, 2 * SAMPLE, 2 * SAMPLE + 1, 10 * SAMPLE, 500 * SAMPLE])
 def test_the_sample_lies_within_the_slice_and_is_a_small_part_of_a_large_one(size: int) -> None:
     for offset in (0, 1, 2**63 + 5, 2**64 - 1):
-        runs = sampled(size, offset)
+        runs = compared_runs(size, offset)
         compared = sum(high - low for low, high in runs)
         assert all(0 <= low < high <= size for low, high in runs)
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(runs))

@@ -217,7 +217,7 @@ class RegionService:
             waiting = [self._held[key][0] for key in keys]
             partial = await off_loop(elements, self._summed, waiting, asked, reference)
             shape = PartialShape.of(run.layout.slices(p), elements, settings)
-            frame = shape.sent(partial, partial_codec(settings))
+            frame = shape.encode(partial, partial_codec(settings))
             stem = run.subjects.partial_stem(self._region, p, asked.base_version, f"{name}-{self.sums}")
             upload = Upload(frame)
             blob = await patiently(lambda: self._bus.put_blob(stem, upload), "a region's sum")

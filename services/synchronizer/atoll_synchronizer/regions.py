@@ -6,7 +6,7 @@ A batch waits until all live learners of its region have answered, at most `WAIT
 contributions when their sum is here, and not before: a region that is cut off leaves contributions to be read, and no half
 round. Chunks stay at the region's leaf (`atoll.bus.nats.region`); a shard that needs them has them sent (`fetch_back`).
 
-A region that does not answer, that fails, or whose sum cannot be (`PartialShape.received`) costs time only: the shard reads
+A region that does not answer, that fails, or whose sum cannot be (`PartialShape.decode`) costs time only: the shard reads
 the contributions by itself, and asks that region no more for `AWAY_S`. A region's word refuses nothing: the shard finds the
 reason itself, so a region with bad memory isolates none of its learners. While a region is at work, what its learners sent
 grows old. So it has a *credit* of such time (`RegionCredit`): in the long run it may lose `LOST_SHARE` of it.
@@ -342,7 +342,7 @@ class RegionReader:
             for manifest, push in zip(batch.manifests.values(), pushes, strict=True)
         ]
         lengths = [SliceLength(*one) for one in answer.lengths]
-        return shape.received(reader.frame.vector, reader.frame.norms(), lengths, shares)
+        return shape.decode(reader.frame.vector, reader.frame.norms(), lengths, shares)
 
     async def _ask(self, region: str, asked: RegionAsk, since_s: float) -> RegionAnswer | None:
         """Return what a region answers when it is done, None if it does not; its learners have waited `since_s`."""

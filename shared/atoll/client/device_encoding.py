@@ -166,11 +166,11 @@ def adopt_on_device(
                 return None
             if settings.adoption == "blend":
                 keep = np.float32(settings.blend_alpha)
-                changed[tensor_slice.tensor_name] = on_device.blended(
+                changed[tensor_slice.tensor_name] = on_device.blend(
                     leaf, rows, tensor_slice.start, keep, np.float32(1.0) - keep, 0
                 )
             else:
-                changed[tensor_slice.tensor_name] = on_device.overwritten(leaf, rows, tensor_slice.start)
+                changed[tensor_slice.tensor_name] = on_device.overwrite(leaf, rows, tensor_slice.start)
     return changed
 
 

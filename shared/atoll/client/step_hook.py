@@ -215,5 +215,5 @@ def _with_rows(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]], *, sh
     from atoll.codec import on_device  # noqa: PLC0415
 
     for start, _, rows in pieces:
-        leaf = on_device.overwritten(leaf, rows, start) if leaf.ndim else jax.device_put(rows, leaf.sharding)
+        leaf = on_device.overwrite(leaf, rows, start) if leaf.ndim else jax.device_put(rows, leaf.sharding)
     return leaf

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from atoll.codec.arrays import ArraysDecoder, PackedArrays, pack_arrays, unpack_arrays
 from atoll.codec.encoded import Encoded
-from atoll.codec.formats import FORMATS, KEYFRAME, Format, check_codecs, format_of
+from atoll.codec.formats import FORMATS, KEYFRAME, check_codecs, format_of
 from atoll.codec.frames import (
     EncodedFrame,
     FrameDecoder,
@@ -29,7 +29,6 @@ __all__ = [
     "ArraysDecoder",
     "Encoded",
     "EncodedFrame",
-    "Format",
     "FrameDecoder",
     "FrameEncoder",
     "Framing",

@@ -29,7 +29,7 @@ import numpy as np
 from jax import lax
 
 from atoll.codec.encoded import Encoded
-from atoll.codec.formats.interface import BLOCK, Format, stored
+from atoll.codec.formats.interface import BLOCK, Format, store_codes
 
 F = TypeVar("F", bound=Callable[..., Any])
 Array = jax.Array
@@ -63,7 +63,7 @@ def jit(*static: str) -> Callable[[F], F]:
 
 
 @jit("form", "feedback")
-def quantised(form: Format, vector: Array, zero: int, *, feedback: bool) -> Quantised:
+def quantise(form: Format, vector: Array, zero: int, *, feedback: bool) -> Quantised:
     """Return what `atoll.codec.kernels.Kernels.quantise` writes, of a flat float32 vector."""
     largest = jnp.max(lax.bitcast_convert_type(vector, jnp.int32) & 0x7FFFFFFF, initial=0)
     if form.levels is None:
@@ -77,7 +77,7 @@ def quantised(form: Format, vector: Array, zero: int, *, feedback: bool) -> Quan
         units = lax.bitcast_convert_type(scales, jnp.float32) * form.unit
         sent = units[:, None] * numbers  # exact: 8 bits times 7
         residue = (blocks - sent).reshape(-1)[: vector.size]
-    return Quantised(stored(form, codes).reshape(-1), (scales >> 16).astype(jnp.uint16), largest, residue)
+    return Quantised(store_codes(form, codes).reshape(-1), (scales >> 16).astype(jnp.uint16), largest, residue)
 
 
 def alone(product: Array, zero: int) -> Array:
@@ -145,7 +145,7 @@ def pseudo_gradient(
             theta = _rows(rows.shape, parts[at], starts[at], plan.corners[at])
             flat[at] = (rows - theta.astype(jnp.float32)).reshape(-1)
     vector = jnp.concatenate(flat)
-    return quantised(plan.form, vector if kept is None else vector + kept, zero, feedback=plan.feedback)
+    return quantise(plan.form, vector if kept is None else vector + kept, zero, feedback=plan.feedback)
 
 
 @jit("rows")
@@ -155,13 +155,13 @@ def cut(leaf: Array, start: int, *, rows: int) -> Array:
 
 
 @jit()
-def overwritten(leaf: Array, rows: Array | np.ndarray[Any, Any], start: int) -> Array:
+def overwrite(leaf: Array, rows: Array | np.ndarray[Any, Any], start: int) -> Array:
     """Return `leaf` with `rows` in place of its own from `start` on, rounded to its dtype."""
     return _with(leaf, rows, start)
 
 
 @jit()
-def blended(leaf: Array, rows: Array, start: int, keep: np.float32, take: np.float32, zero: int) -> Array:
+def blend(leaf: Array, rows: Array, start: int, keep: np.float32, take: np.float32, zero: int) -> Array:
     """Return `leaf` with `keep own + take rows` in place of its own rows from `start` on."""
     own = _rows(rows.shape, [leaf], start, ()).astype(jnp.float32)
     return _with(leaf, alone(keep * own, zero) + alone(take * rows, zero), start)

@@ -36,7 +36,7 @@ from atoll.base.errors import ProtocolMisuse, SettingsError
 from atoll.base.large_arrays import Vector
 from atoll.base.parallel import for_each, parts
 from atoll.codec import KEYFRAME
-from atoll.codec.formats.bf16 import widened
+from atoll.codec.formats.bf16 import widen
 from atoll.codec.formats.interface import Halves
 from atoll.codec.kernels import FAST_ELEMENTS
 from atoll.codec.kernels.background import CompiledLater
@@ -121,7 +121,7 @@ class Nesterov(OuterOptimizer):
         if former.size:
             np.add(self.momentum * former, pseudo_gradient, out=newer)
             step = pseudo_gradient + self.momentum * newer
-        unrounded = params + widened(carry) if carry.size else params
+        unrounded = params + widen(carry) if carry.size else params
         np.subtract(unrounded, self.lr * step, out=following)
 
     def derive(self, state: State, before: Vector, after: Vector, kept: State) -> None:

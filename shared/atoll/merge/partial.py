@@ -92,7 +92,7 @@ class PartialShape:
         """Return the number of elements of the vector that travels."""
         return self.elements + sum(self.slices[n].size for n in self.small)
 
-    def sent(self, partial: PartialMerge, codec: str) -> FrameEncoder:
+    def encode(self, partial: PartialMerge, codec: str) -> FrameEncoder:
         """Return the frame of a partial sum, flat in layout order; a piece that is not finite raises `FrameRejected`."""
         values = [partial.values.get(n, np.zeros(self.slices[n].size, dtype=np.float32)) for n in self.small]
         tail = np.concatenate([np.zeros(0, dtype=np.float32), *values])
@@ -107,7 +107,7 @@ class PartialShape:
 
         return FrameEncoder(Framing(self.elements_sent, codec), read)
 
-    def received(
+    def decode(
         self, vector: Encoded, norms: Sequence[float], lengths: Sequence[SliceLength], shares: Sequence[RegionShare]
     ) -> PartialMerge:
         """Return the partial sum of `shares` that arrived as `vector`, whose `measured` slices have the lengths `norms`.

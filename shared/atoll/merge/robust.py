@@ -106,7 +106,7 @@ class CollectedFold:
         vectors, norms = [each.pseudo_gradient for each in waiting], [each.norms for each in waiting]
         judgements = [Judgement.untouched(len(self._slices))] * len(waiting)
         if self._settings.robust != "none" and len(set(learners)) >= MAJORITY_MIN:
-            judgements = judged(self._slices, vectors, norms, learners, gate=self._settings.robust == "gate")
+            judgements = judge(self._slices, vectors, norms, learners, gate=self._settings.robust == "gate")
         fold = FragmentFold(self._slices, self._settings.merge)
         for one, weight, judgement in zip(waiting, weights, judgements, strict=True):
             staleness = one.staleness_weight
@@ -131,14 +131,14 @@ def shares(weights: Sequence[float], learners: Sequence[str], share_max: float) 
     sums = dict.fromkeys(learners, 0.0)
     for learner, weight in zip(learners, weights, strict=True):
         sums[learner] += weight
-    cut = dict(zip(sums, capped(list(sums.values()), share_max), strict=True))
+    cut = dict(zip(sums, cap_weights(list(sums.values()), share_max), strict=True))
     return [
         weight * cut[learner] / sums[learner] if weight > 0.0 else 0.0
         for learner, weight in zip(learners, weights, strict=True)
     ]
 
 
-def capped(weights: Sequence[float], share_max: float) -> list[float]:
+def cap_weights(weights: Sequence[float], share_max: float) -> list[float]:
     """Return the weights, not negative, of which none is more than `share_max` of their sum, as far as that can be.
 
     The heaviest k are cut to the weight c that is the share: c = s (k c + rest), so c = s rest / (1 - s k).
@@ -158,7 +158,7 @@ def capped(weights: Sequence[float], share_max: float) -> list[float]:
     return [min(weight, cut) for weight in weights]
 
 
-def judged(
+def judge(
     slices: Sequence[FragmentSlice],
     vectors: Sequence[Encoded],
     norms: Sequence[Sequence[float]],
@@ -199,7 +199,7 @@ def _agree(
     tensor_slice: FragmentSlice, vectors: Sequence[Encoded], learners: Sequence[str], votes: Numbers, offset: int
 ) -> npt.NDArray[np.bool_]:
     """Return who does not point away from the others in a slice; everybody where those are not more than half."""
-    runs = sampled(tensor_slice.size, offset)
+    runs = compared_runs(tensor_slice.size, offset)
     start = tensor_slice.offset
     products = np.zeros((len(vectors), len(vectors)))
     # In float32 within a run, in float64 over all: right to a millionth, which is far finer than any bound here.
@@ -229,7 +229,7 @@ def others_cosines(products: Numbers, learners: Sequence[str], votes: Numbers) -
     return found
 
 
-def sampled(size: int, offset: int) -> list[tuple[int, int]]:
+def compared_runs(size: int, offset: int) -> list[tuple[int, int]]:
     """Return the parts of a slice of so many elements that are compared: all of a small one, runs of a large one.
 
     The `offset` follows from the lengths of all contributions: a replay finds the same, and nobody knows it before all have

@@ -39,7 +39,7 @@ from atoll.base.large_arrays import Vector
 from atoll.codec.encoded import Encoded
 from atoll.merge.fold import Corrections, Judgement, MergeResult, l2_norm
 from atoll.merge.outer import OuterOptimizer, State
-from atoll.merge.robust import capped, is_judged
+from atoll.merge.robust import cap_weights, is_judged
 from atoll.model.layout import FragmentSlice
 from atoll.model.leaf_conventions import is_variance
 from atoll.protocol.settings import MAJORITY_MIN, ProtocolSettings
@@ -136,7 +136,7 @@ class ValuesFold:
             return _medians([each.values for each in known])
         weights = [each.weight for each in known]
         if self._settings.share_max < 1.0:
-            weights = capped(weights, self._settings.share_max)
+            weights = cap_weights(weights, self._settings.share_max)
         return _mean([(each.values, weight) for each, weight in zip(known, weights, strict=True)])
 
 

@@ -623,7 +623,7 @@ def parts(ledger: Ledger, accounts_max: int = ACCOUNTS_MAX) -> list[Ledger]:
     return [first, *(Ledger({key: ledger.accounts[key] for key in page}, ledger.run_tokens) for page in pages[1:])]
 
 
-def continued(ledger: Ledger | None, part: Ledger, number: int) -> Ledger:
+def add_part(ledger: Ledger | None, part: Ledger, number: int) -> Ledger:
     """Return `ledger` with part `number` added; part 0 begins a new one."""
     if ledger is None or number == 0:
         return part

@@ -37,7 +37,7 @@ from atoll.base.quantities import COUNT_MAX, LEARNERS_MAX, MOMENT_MAX, RUN_TOKEN
 from atoll.base.wording import as_time
 from atoll.bus.interface import PAGE_EVENTS, Bus
 from atoll.protocol.events import id_of
-from atoll.protocol.ledger import Ledger, continued
+from atoll.protocol.ledger import Ledger, add_part
 from atoll.run.decisions import describe_isolation
 from atoll.run.folder import saved_events
 from atoll.run.process_views import HostView, LearnerLife, LearnerView, Noted, Sample
@@ -698,7 +698,7 @@ class History:
     def _fold_ledger(self, fields: LedgerEvent, event: Event) -> None:
         """Keep a shard's latest ledger: it is a sum over all its tenures; part 0 begins a new one."""
         former = self.ledgers.get(event.who)
-        ledger = continued(None if former is None else former.ledger, fields.ledger, fields.part)
+        ledger = add_part(None if former is None else former.ledger, fields.ledger, fields.part)
         self.ledgers[event.who] = msgspec.structs.replace(fields, ledger=ledger)
         self.run_tokens = max(self.run_tokens, ledger.run_tokens)
         self.closed.add(event.who)

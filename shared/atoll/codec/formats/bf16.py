@@ -14,13 +14,13 @@ import numpy as np
 from atoll.codec.formats.interface import CompiledForm, Format, Halves, NumpyForm, Rows
 
 
-def halved(rows: Rows, _: Any = None) -> Halves:  # noqa: ANN401
+def to_halves(rows: Rows, _: Any = None) -> Halves:  # noqa: ANN401
     """Return the bits of the nearest bfloat16 of each number, the even one of two."""
     bits = rows.view(np.uint32)
     return ((bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
 
 
-def widened(halves: Halves) -> Rows:
+def widen(halves: Halves) -> Rows:
     """Return the bfloat16 numbers that have these bits, as float32."""
     return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
@@ -51,7 +51,7 @@ BF16 = Format(
     code=np.uint16,
     bits=16,
     largest=2.0**127 * (2 - 2.0**-7),
-    numpy=NumpyForm(halved, widened),
+    numpy=NumpyForm(to_halves, widen),
     compiled=CompiledForm(half_of, number_of),
     jax=_on_device,
 )

@@ -162,7 +162,7 @@ class Format:
             raise FrameRejected("not_finite", f"{self.name} cannot hold it", got=largest, allowed=self.largest)
 
 
-def stored(form: Format, codes: Any) -> Any:  # noqa: ANN401  (arrays of NumPy or JAX)
+def store_codes(form: Format, codes: Any) -> Any:  # noqa: ANN401  (arrays of NumPy or JAX)
     """Return rows of codes in their stored form."""
     items = []
     for at, width in form.fields:
@@ -172,7 +172,7 @@ def stored(form: Format, codes: Any) -> Any:  # noqa: ANN401  (arrays of NumPy o
     return whole.astype(form.code)
 
 
-def loaded(form: Format, items: Rows) -> Rows:
+def load_codes(form: Format, items: Rows) -> Rows:
     """Return rows of codes from their stored form."""
     if not form.fields:
         return items

@@ -76,7 +76,7 @@ def compiled(*signatures: Any) -> Callable[[F], F]:  # noqa: ANN401  (of numba)
 
 
 @functools.cache
-def inlined(function: F) -> F:
+def inline(function: F) -> F:
     """Make a plain function of another module callable from kernels: numba inlines its code.
 
     The function itself is returned. In a closure it counts by its name, which is the same in every process; a compiled
@@ -100,7 +100,7 @@ def _check_processor() -> None:
         )
 
 
-half_of = inlined(bf16.half_of)
+half_of = inline(bf16.half_of)
 
 
 def kernels(form: Format) -> Kernels:
@@ -111,7 +111,7 @@ def kernels(form: Format) -> Kernels:
 
 
 def _over(form: Format, mark: int) -> Callable[..., None]:
-    made = {change: _over_blocks(form, inlined(change), mark) for change in CHANGES.values()}
+    made = {change: _over_blocks(form, inline(change), mark) for change in CHANGES.values()}
     by_operation = [made[CHANGES[operation]] for operation in sorted(CHANGES)]
 
     def over(operation: int, *what: Any) -> None:  # noqa: ANN401  (see `Kernels`)
@@ -121,7 +121,7 @@ def _over(form: Format, mark: int) -> Callable[..., None]:
 
 
 def _over_blocks(form: Format, change: Callable[..., None], mark: int) -> Callable[..., None]:
-    code, decode, load = form.code, inlined(form.compiled.decode), inlined(_load_packed if form.fields else _load_whole)
+    code, decode, load = form.code, inline(form.compiled.decode), inline(_load_packed if form.fields else _load_whole)
     constants = (form.items, form.part, form.bits, np.float32(form.unit), mark)
 
     @compiled(types.void(BYTES, F32_IN, types.intp, types.intp, F32_IN, F32_OUT, LANES, F32, F32, F32))
@@ -199,8 +199,8 @@ CHANGES = {COPY: _copy, BLEND: _blend, BEND: _bend, MULTIPLY: _multiply}
 
 
 def _squares_of_whole_numbers(form: Format, mark: int) -> Callable[..., float]:
-    code, load = form.code, inlined(_load_packed if form.fields else _load_whole)
-    magnitude = inlined(form.compiled.magnitude or form.compiled.decode)
+    code, load = form.code, inline(_load_packed if form.fields else _load_whole)
+    magnitude = inline(form.compiled.magnitude or form.compiled.decode)
     constants, most = (
         (form.items, form.part, form.bits, np.float32(form.unit), mark),
         (form.levels or 1) / form.unit + 1,
@@ -239,7 +239,7 @@ def _squares_of_whole_numbers(form: Format, mark: int) -> Callable[..., float]:
 
 
 def _squares_of_floats(form: Format, mark: int) -> Callable[..., float]:
-    code, number = form.code, inlined(form.compiled.decode)
+    code, number = form.code, inline(form.compiled.decode)
     constants = (form.items, mark)
 
     @compiled(types.float64(BYTES, F32_IN, types.intp, types.intp))
@@ -292,7 +292,7 @@ def _squares_of_floats(form: Format, mark: int) -> Callable[..., float]:
 
 
 def _quantise(form: Format, mark: int) -> Callable[..., float]:
-    code, encode, pack = form.code, inlined(form.compiled.encode), inlined(_pack if form.fields else _pack_whole)
+    code, encode, pack = form.code, inline(form.compiled.encode), inline(_pack if form.fields else _pack_whole)
     levels, constants = np.float32(form.levels or 1), (form.items, form.bits, mark)
 
     @compiled(F32(F32_IN, BYTES_OUT, F32_OUT))
@@ -332,8 +332,8 @@ def _quantise(form: Format, mark: int) -> Callable[..., float]:
 
 
 def _settle(form: Format, mark: int) -> Callable[..., float]:
-    code, encode, pack = form.code, inlined(form.compiled.encode), inlined(_pack if form.fields else _pack_whole)
-    decode, levels = inlined(form.compiled.decode), np.float32(form.levels or 1)
+    code, encode, pack = form.code, inline(form.compiled.encode), inline(_pack if form.fields else _pack_whole)
+    decode, levels = inline(form.compiled.decode), np.float32(form.levels or 1)
     constants = (form.items, form.bits, np.float32(form.unit), mark)
 
     @compiled(F32(F32_IN, F32_OUT, BYTES_OUT, F32_OUT, U16_OUT))

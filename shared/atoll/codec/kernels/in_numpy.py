@@ -28,8 +28,8 @@ from atoll.codec.formats.interface import (
     Lanes,
     Rows,
     blocks,
-    loaded,
-    stored,
+    load_codes,
+    store_codes,
 )
 
 COPY: Final = 0
@@ -171,7 +171,7 @@ def _quantise(form: Format, vector: Vector, payload: Bytes, scales: Vector) -> f
         here = codes[first * form.items :][: len(rows) * form.items]
         made = form.numpy.encode(rows, inverse)
         # Codes that are packed fit into a byte: a quarter of the work of shifting them.
-        here[:] = stored(form, made.astype(np.uint8) if form.fields else made).reshape(-1)[: here.size]
+        here[:] = store_codes(form, made.astype(np.uint8) if form.fields else made).reshape(-1)[: here.size]
     return float(largest)
 
 
@@ -198,7 +198,7 @@ def _rows(form: Format, payload: Bytes, scales: Vector, place: tuple[int, int, i
     codes = payload.view(form.code)[at // BLOCK * form.items : (at // BLOCK + count) * form.items]
     if codes.size < count * form.items:  # of a format without scales, which ends where its elements do
         codes = np.concatenate([codes, np.zeros(count * form.items - codes.size, form.code)])
-    rows = form.numpy.decode(loaded(form, codes.reshape(count, form.items)))
+    rows = form.numpy.decode(load_codes(form, codes.reshape(count, form.items)))
     if (low, high) != (at, at + rows.size):
         rows = np.array(rows)  # decoded floats are the payload itself
         rows.reshape(-1)[: low - at] = 0
