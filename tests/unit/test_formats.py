@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from atoll.base.errors import FrameRejected, ProtocolMisuse, SettingsError
 from atoll.base.large_arrays import Vector
 from atoll.codec import FORMATS, Encoded, check_codecs, format_of
-from atoll.codec.formats.interface import BLOCK, LEVELS_MAX, SCALE_BYTES, STEPS_MAX, Format, load_codes, store_codes
+from atoll.codec.formats.interface import BLOCK, LEVELS_MAX, SCALE_BYTES, STEPS_MAX, Format, load_codes
 from atoll.codec.kernels import FAST_ELEMENTS, fast_kernels, kernels, plain_kernels
 from atoll.codec.kernels.in_numpy import COPY, MULTIPLY, STRETCH, Kernels
 from atoll.codec.on_device import quantise as quantise_on_device
@@ -408,14 +408,7 @@ def test_a_format_whose_squares_would_overflow_is_refused() -> None:
         with pytest.raises(ProtocolMisuse, match="too many steps"):
             dataclasses.replace(FORMATS["int8"], **steps)  # type: ignore[arg-type]
     dataclasses.replace(FORMATS["int8"], levels=LEVELS_MAX, unit=2.0**-4)
+    with pytest.raises(ProtocolMisuse, match="width"):
+        dataclasses.replace(FORMATS["int4"], bits=3)
 
     assert BLOCK * STEPS_MAX**2 < 2**31 <= BLOCK * (STEPS_MAX + 1) ** 2
-
-
-@pytest.mark.parametrize("bits", range(1, 9))
-def test_codes_of_any_width_are_stored_and_loaded(bits: int) -> None:
-    form = dataclasses.replace(FORMATS["int4"], bits=bits)
-    codes = np.random.default_rng(bits).integers(0, 1 << bits, (3, BLOCK)).astype(np.int32)
-    items = store_codes(form, codes)
-    assert items.shape == (3, BLOCK * bits // 8)
-    np.testing.assert_array_equal(load_codes(form, items), codes)

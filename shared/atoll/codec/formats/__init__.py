@@ -7,7 +7,7 @@ To add one, touch three places:
 2. its row in `FORMATS` below;
 3. its row of promises in `tests/support/formats.py`: `tests/unit/test_formats.py` then holds all forms against it.
 
-Codes of 1 to 8 bits are packed by the kernels. Everything else (frames, folds, deltas,
+Everything else (frames, folds, deltas,
 devices, settings, the planner, benchmarks) reads the formats from here.
 """
 

@@ -3,10 +3,9 @@
 A vector is cut into blocks of 128 elements, counted from its first one. Sums run in as many lanes, so that their order does
 not depend on the vector length of a machine. A number becomes a *code* of `bits` bits. A format with scales first divides a
 block by its scale: its largest magnitude over `levels`, rounded up to bfloat16, so that nothing is clipped. A code decodes to
-a number; that number times `unit` times the scale is the value. Codes of 8 bits and more are stored as they are. Narrower
-codes are cut into fields of 4, 2 and 1 bits, the lowest bits first, and the fields of a block are stored one after the other:
-of a field of 4 bits the first half of the block in the low nibbles and the second half in the high ones, and so on. So vector
-instructions read each part of a block without a shuffle.
+a number; that number times `unit` times the scale is the value. Codes of 8 bits and more are stored as they are. Of codes of 4
+bits, the first half of a block is in the low nibbles and the second half in the high ones, so vector instructions read each
+half without a shuffle.
 
 The three forms do the same arithmetic, to the bit; each is written in the format's own file:
 
@@ -19,7 +18,6 @@ A payload is the scales, then the codes, all little-endian; the number of elemen
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -96,7 +94,7 @@ class Format:
         name: its name in the settings.
         number: its number on the wire; never used again for another format.
         code: the type that codes are stored as; of four bits, a byte that holds two.
-        bits: of a code.
+        bits: of a code: 4, 8, 16 or 32.
         largest: every number up to this magnitude comes back finite, and no scale is larger.
         levels: what the largest number of a block is after its division by the scale, a whole number up to `LEVELS_MAX`; its
             code decodes to `levels` / `unit`, at most `STEPS_MAX`, and every code to a whole number, because the squares of a
@@ -105,8 +103,8 @@ class Format:
         zstd_level: the level of compression that pays for itself, None if none does (docs/lab/speed.md).
         numpy, compiled: see there.
         block_bytes: of the codes of a block; `items` of the type `code`.
-        fields: lowest bit and width of each field of a packed code; none of codes that are stored as they are.
-        part: codes of a block that are next to each other in each field.
+        packed: whether a byte holds two codes.
+        part: codes of a block that lie one after the other.
         jax: (rows, shares) -> (codes, numbers): of float32 rows and their quotients by the scale, return the codes and the
             decoded codes, as float32. Without scales the two arguments are the same.
     """
@@ -125,7 +123,7 @@ class Format:
     items: int = field(init=False)
     part: int = field(init=False)
     block_bytes: int = field(init=False)
-    fields: tuple[tuple[int, int], ...] = field(init=False)
+    packed: bool = field(init=False)
 
     def __post_init__(self) -> None:
         """Lay out a block; refuse a format whose numbers the kernels could not compute: they would overflow without a word."""
@@ -137,12 +135,15 @@ class Format:
                 allowed=f"up to {LEVELS_MAX}, and up to {STEPS_MAX}",
                 todo="scale a block to fewer steps",
             )
-        widths = [width for width in (4, 2, 1) if self.bits < 8 and self.bits & width]
+        if self.bits not in (4, 8, 16, 32):
+            raise ProtocolMisuse(
+                f"format {self.name} has codes of a width of its own", got=self.bits, allowed="4 to 32"
+            )
         block_bytes = BLOCK * self.bits // 8
         object.__setattr__(self, "block_bytes", block_bytes)
         object.__setattr__(self, "items", block_bytes // np.dtype(self.code).itemsize)
-        object.__setattr__(self, "fields", tuple(zip(itertools.accumulate([0, *widths]), widths, strict=False)))
-        object.__setattr__(self, "part", BLOCK // 8 * widths[-1] if widths else BLOCK)
+        object.__setattr__(self, "packed", self.bits == 4)
+        object.__setattr__(self, "part", BLOCK // 2 if self.packed else BLOCK)
 
     def scales_count(self, elements: int) -> int:
         """Return the number of scales for so many elements."""
@@ -164,26 +165,10 @@ class Format:
 
 def store_codes(form: Format, codes: Any) -> Any:  # noqa: ANN401  (arrays of NumPy or JAX)
     """Return rows of codes in their stored form."""
-    items = []
-    for at, width in form.fields:
-        parts = (codes >> at & (1 << width) - 1).reshape(*codes.shape[:-1], 8 // width, BLOCK // 8 * width)
-        items.append(sum(parts[..., part, :] << part * width for part in range(8 // width)))
-    whole = codes.__array_namespace__().concatenate(items, axis=-1) if items else codes
-    return whole.astype(form.code)
+    half = BLOCK // 2
+    return (codes[..., :half] & 15 | codes[..., half:] << 4 if form.packed else codes).astype(form.code)
 
 
 def load_codes(form: Format, items: Rows) -> Rows:
     """Return rows of codes from their stored form."""
-    if not form.fields:
-        return items
-    codes = np.empty((len(items), BLOCK), np.uint8)
-    for at, width in form.fields:
-        size = BLOCK // 8 * width
-        field_bytes = items[:, BLOCK // 8 * at :][:, :size]
-        for part in range(8 // width):
-            here, found = codes[:, part * size : (part + 1) * size], field_bytes >> part * width & (1 << width) - 1
-            if at == 0:
-                here[:] = found
-            else:
-                here |= found << at
-    return codes
+    return np.concatenate([items & 15, items >> 4], axis=-1) if form.packed else items

@@ -121,8 +121,8 @@ def _over(form: Format, mark: int) -> Callable[..., None]:
 
 
 def _over_blocks(form: Format, change: Callable[..., None], mark: int) -> Callable[..., None]:
-    code, decode, load = form.code, inline(form.compiled.decode), inline(_load_packed if form.fields else _load_whole)
-    constants = (form.items, form.part, form.bits, np.float32(form.unit), mark)
+    code, decode, load = form.code, inline(form.compiled.decode), inline(_load_nibble if form.packed else _load_whole)
+    constants = (form.items, form.part, np.float32(form.unit), mark)
 
     @compiled(types.void(BYTES, F32_IN, types.intp, types.intp, F32_IN, F32_OUT, LANES, F32, F32, F32))
     def over(
@@ -138,7 +138,7 @@ def _over_blocks(form: Format, change: Callable[..., None], mark: int) -> Callab
         add: float,
     ) -> None:
         """Do it with elements `start` to `stop`: a part of a block, whole blocks, and a part of a block again."""
-        items, width, bits, unit = constants[0], constants[1], constants[2], constants[3]
+        items, width, unit = constants[0], constants[1], constants[2]
         codes, scaled, at = payload.view(code), scales.size > 0, start
         while at < stop:
             first = at // BLOCK
@@ -151,7 +151,7 @@ def _over_blocks(form: Format, change: Callable[..., None], mark: int) -> Callab
                     share = take * scale
                     for i in range(width):
                         for part in range(BLOCK // width):
-                            v, lane = decode(load(rows, row, part, i, bits)), part * width + i
+                            v, lane = decode(load(rows, row, part, i)), part * width + i
                             change(here, beside, lanes, (row, lane, lane), v, (scale, keep, share, add))
             else:
                 end = min((first + 1) * BLOCK, stop)
@@ -160,7 +160,7 @@ def _over_blocks(form: Format, change: Callable[..., None], mark: int) -> Callab
                 here, beside, low = acc[at:end].reshape(1, -1), others[at:end].reshape(1, -1), at - first * BLOCK
                 for place in range(end - at):
                     lane = low + place
-                    v = decode(load(rows, 0, lane // width, lane % width, bits))
+                    v = decode(load(rows, 0, lane // width, lane % width))
                     change(here, beside, lanes, (0, place, lane), v, (scale, keep, share, add))
             at = end
 
@@ -199,10 +199,10 @@ CHANGES = {COPY: _copy, BLEND: _blend, BEND: _bend, MULTIPLY: _multiply}
 
 
 def _squares_of_whole_numbers(form: Format, mark: int) -> Callable[..., float]:
-    code, load = form.code, inline(_load_packed if form.fields else _load_whole)
+    code, load = form.code, inline(_load_nibble if form.packed else _load_whole)
     magnitude = inline(form.compiled.magnitude or form.compiled.decode)
     constants, most = (
-        (form.items, form.part, form.bits, np.float32(form.unit), mark),
+        (form.items, form.part, np.float32(form.unit), mark),
         (form.levels or 1) / form.unit + 1,
     )
     short = np.int16 if BLOCK * most**2 < 1 << 15 else np.int32  # twice as many in a vector register
@@ -210,7 +210,7 @@ def _squares_of_whole_numbers(form: Format, mark: int) -> Callable[..., float]:
     @compiled(types.float64(BYTES, F32_IN, types.intp, types.intp))
     def squares(payload: Bytes, scales: Vector, start: int, stop: int) -> float:
         """Return the sum of squares of elements `start` to `stop`, block by block."""
-        items, width, bits, unit = constants[0], constants[1], constants[2], constants[3]
+        items, width, unit = constants[0], constants[1], constants[2]
         rows, total, at = payload.view(code).reshape(-1, items), 0.0, start
         while at < stop:
             first = at // BLOCK
@@ -221,14 +221,14 @@ def _squares_of_whole_numbers(form: Format, mark: int) -> Callable[..., float]:
                     sum_of_block = short(0)
                     for i in range(width):
                         for part in range(BLOCK // width):
-                            v = short(magnitude(load(here, row, part, i, bits)))
+                            v = short(magnitude(load(here, row, part, i)))
                             sum_of_block = short(sum_of_block + short(v * v))
                     wide = np.float64(unit * own[row])
                     total += wide * wide * np.float64(sum_of_block)
             else:
                 end, sum_of_part = min((first + 1) * BLOCK, stop), np.int32(0)
                 for lane in range(at - first * BLOCK, end - first * BLOCK):
-                    v_of_lane = np.int32(magnitude(load(rows, first, lane // width, lane % width, bits)))
+                    v_of_lane = np.int32(magnitude(load(rows, first, lane // width, lane % width)))
                     sum_of_part = np.int32(sum_of_part + np.int32(v_of_lane * v_of_lane))
                 wide = np.float64(unit * scales[first])
                 total += wide * wide * np.float64(sum_of_part)
@@ -292,13 +292,13 @@ def _squares_of_floats(form: Format, mark: int) -> Callable[..., float]:
 
 
 def _quantise(form: Format, mark: int) -> Callable[..., float]:
-    code, encode, pack = form.code, inline(form.compiled.encode), inline(_pack if form.fields else _pack_whole)
-    levels, constants = np.float32(form.levels or 1), (form.items, form.bits, mark)
+    code, encode, pack = form.code, inline(form.compiled.encode), inline(_pack_nibbles if form.packed else _pack_whole)
+    levels, constants = np.float32(form.levels or 1), (form.items, mark)
 
     @compiled(F32(F32_IN, BYTES_OUT, F32_OUT))
     def quantise(vector: Vector, payload: Bytes, scales: Vector) -> float:
         """Write the codes and the scales of a vector; return its largest magnitude."""
-        items, bits = constants[0], constants[1]
+        items = constants[0]
         codes, scaled, largest = payload.view(code), scales.size > 0, np.int32(0)
         whole, work = vector.size // BLOCK, np.empty((1, BLOCK), code)
         for last in range(2):
@@ -322,7 +322,7 @@ def _quantise(form: Format, mark: int) -> Callable[..., float]:
                 staged, place = (packed, row) if items == BLOCK else (work, 0)
                 for i in range(BLOCK):
                     staged[place, i] = encode(rows[row, i], inverse)
-                pack(packed, row, work, bits)
+                pack(packed, row, work)
             if last and count:
                 left = codes[whole * items :]
                 left[:] = packed[0, : left.size]
@@ -332,14 +332,14 @@ def _quantise(form: Format, mark: int) -> Callable[..., float]:
 
 
 def _settle(form: Format, mark: int) -> Callable[..., float]:
-    code, encode, pack = form.code, inline(form.compiled.encode), inline(_pack if form.fields else _pack_whole)
+    code, encode, pack = form.code, inline(form.compiled.encode), inline(_pack_nibbles if form.packed else _pack_whole)
     decode, levels = inline(form.compiled.decode), np.float32(form.levels or 1)
-    constants = (form.items, form.bits, np.float32(form.unit), mark)
+    constants = (form.items, np.float32(form.unit), mark)
 
     @compiled(F32(F32_IN, F32_OUT, BYTES_OUT, F32_OUT, U16_OUT))
     def settle(values: Vector, following: Vector, payload: Bytes, scales: Vector, carry: Halves) -> float:
         """Write the codes and scales of `following - values`, what they make of `values`, and what they leave."""
-        items, bits, unit = constants[0], constants[1], constants[2]
+        items, unit = constants[0], constants[1]
         codes, scaled, largest = payload.view(code), scales.size > 0, np.int32(0)
         size, whole, work = values.size, values.size // BLOCK, np.empty((1, BLOCK), code)
         wanted = np.empty(BLOCK, np.float32)
@@ -367,7 +367,7 @@ def _settle(form: Format, mark: int) -> Callable[..., float]:
                 staged, place = (packed, row) if items == BLOCK else (work, 0)
                 for i in range(BLOCK):
                     staged[place, i] = encode(wanted[i], inverse)
-                pack(packed, row, work, bits)
+                pack(packed, row, work)
                 for i in range(BLOCK):
                     settled = now[row, i] + share * np.float32(decode(staged[place, i]))
                     left = then[row, i] - settled
@@ -386,46 +386,22 @@ def _settle(form: Format, mark: int) -> Callable[..., float]:
     return settle
 
 
-def _load_whole(rows: Rows, row: int, _: int, i: int, __: int) -> Any:  # noqa: ANN401  (of any type)
+def _load_whole(rows: Rows, row: int, _: int, i: int) -> Any:  # noqa: ANN401  (of any type)
     return rows[row, i]
 
 
-def _load_packed(rows: Rows, row: int, part: int, i: int, bits: int) -> np.uint8:
-    """Return code `i` of a part of a block, put together from its fields (`atoll.codec.formats.interface`)."""
-    lane, four, two, one = part * (BLOCK // 8) * (bits & -bits), bits & 4, bits & 2, bits & 1
-    low, middle = _field(rows, row, lane, i, 0, four), _field(rows, row, lane, i, four, two)
-    return np.uint8(np.uint8(low | middle) | _field(rows, row, lane, i, four + two, one))
+def _load_nibble(rows: Rows, row: int, part: int, i: int) -> np.uint8:
+    return np.uint8(np.uint8(rows[row, i] >> np.uint8(4 * part)) & np.uint8(15))
 
 
-@njit(inline="always")
-def _field(rows: Rows, row: int, lane: int, i: int, at: int, width: int) -> np.uint8:
-    """Return the `width` bits from bit `at` on of the code of `lane + i`; zero where the width is zero."""
-    size = BLOCK // 8 * width + np.intp(width == 0)
-    byte = rows[row, BLOCK // 8 * at + (lane & (size - 1)) + i]
-    bits = np.uint8(np.uint8(byte >> np.uint8(lane // size * width)) & np.uint8((1 << width) - 1))
-    return np.uint8(bits << np.uint8(at))
-
-
-def _pack_whole(_: Rows, __: int, ___: Rows, ____: int) -> None:
+def _pack_whole(_: Rows, __: int, ___: Rows) -> None:
     """Do nothing: codes that are stored as they are were written to their places."""
 
 
-def _pack(rows: Rows, row: int, codes: Rows, bits: int) -> None:
-    _pack_field(rows, row, codes, 0, bits & 4)
-    _pack_field(rows, row, codes, bits & 4, bits & 2)
-    _pack_field(rows, row, codes, bits & 6, bits & 1)
-
-
-@njit(inline="always")
-def _pack_field(rows: Rows, row: int, codes: Rows, at: int, width: int) -> None:
-    """Write the `width` bits from bit `at` on of the codes of a block; nothing where the width is zero."""
-    size, mask = BLOCK // 8 * width, np.uint8((1 << width) - 1)
-    for i in range(size):
-        byte = np.uint8(0)
-        for part in range(8 // max(width, 1)):
-            field = np.uint8(np.uint8(codes[0, part * size + i] >> np.uint8(at)) & mask)
-            byte = np.uint8(byte | np.uint8(field << np.uint8(part * width)))
-        rows[row, BLOCK // 8 * at + i] = byte
+def _pack_nibbles(rows: Rows, row: int, codes: Rows) -> None:
+    for i in range(BLOCK // 2):
+        high = np.uint8(codes[0, BLOCK // 2 + i] << np.uint8(4))
+        rows[row, i] = np.uint8(np.uint8(codes[0, i] & np.uint8(15)) | high)
 
 
 @njit(inline="always")

@@ -171,7 +171,7 @@ def _quantise(form: Format, vector: Vector, payload: Bytes, scales: Vector) -> f
         here = codes[first * form.items :][: len(rows) * form.items]
         made = form.numpy.encode(rows, inverse)
         # Codes that are packed fit into a byte: a quarter of the work of shifting them.
-        here[:] = store_codes(form, made.astype(np.uint8) if form.fields else made).reshape(-1)[: here.size]
+        here[:] = store_codes(form, made.astype(np.uint8) if form.packed else made).reshape(-1)[: here.size]
     return float(largest)
 
 
