@@ -87,10 +87,7 @@ class Archivist:
             await asyncio.sleep(max(0.05, next_checkpoint_s(self._run, now_s, self._settings.every_s) - now_s))
 
     async def close(self, bus: Bus, store: ShardStore, reports: Ledger, *, finished: bool) -> None:
-        """Make the last run checkpoint of a tenure that ends in good order; its time limit grows with its size.
-
-        `finished`: the shard goes no further, so this run checkpoint stands for it in all later ones.
-        """
+        """Make the last run checkpoint of a tenure that ends; one of a `finished` shard stands for it in all later ones."""
         heads = [held.head for held in store.holdings.values()]
         refs = [ref for head in heads for ref in (head.keyframe, head.state, head.fragment_ledger) if ref is not None]
         patience_s = LEAVING_S
@@ -179,9 +176,9 @@ class Archivist:
         return written
 
     def _archive(self, held: Holding, derived: State | None, there: set[CheckpointObject], written: _Written) -> Piece:
-        """Store what a head names and the last run checkpoint lacks; return the piece. Runs in the thread.
+        """Store what a head names and the last run checkpoint lacks; `derived` is the outer state, where the run derives it.
 
-        `derived` is the outer state, where the run derives it: then the head names that of its keyframe.
+        Then the head names that of its keyframe. Runs in the thread.
         """
         head, last = held.head, self._last.get(held.head.fragment)
         known: dict[BlobRef, CheckpointObject] = {}
@@ -252,8 +249,7 @@ class Archivist:
 async def in_thread(work: Callable[[], T]) -> T:
     """Return what `work` returns, from a thread of its own that nothing waits for at exit.
 
-    A thread that hangs on a dead store then takes no thread from the folds and encoders, and keeps no process from
-    ending. The interpreter joins an executor's threads when it exits, but not daemon threads.
+    A thread that hangs on a dead store takes none from folds and encoders: the interpreter joins an executor's, but no daemon.
     """
     done: Future[T] = Future()
 
@@ -285,11 +281,10 @@ class Retention:
         facts    ─► pieces of a dump ─► archive  ┐
         folds    ─► the round        ─► archive  ┘       before the head
 
-    Unlike a run checkpoint this is on the way of a commit: what is visible can be replayed. That costs a write or two per
-    round, so it is a setting (`archive.contributions`). An archive that is away or slow costs retained rounds, never commits:
-    each act has `ACT_S`, and nothing is tried for `PAUSE_S` after a failure, nor while an act that was given up still hangs in
-    its thread. A round that lacks something says so in its name, and the next one brings an anchor. `failures` and
-    `size_bytes` count since the beginning of the candidacy.
+    Unlike a run checkpoint this is on the way of a commit, so it is a setting (`archive.contributions`). An archive that is
+    away or slow costs retained rounds, never commits: each act has `ACT_S`, and nothing is tried for `PAUSE_S` after a
+    failure, nor while an act that was given up still hangs in its thread. A round that lacks something says so in its name,
+    and the next one brings an anchor. `failures` and `size_bytes` count since the beginning of the candidacy.
     """
 
     def __init__(self, rounds: RoundStore, run: RunRecord, shard: int, clock: Clock) -> None:

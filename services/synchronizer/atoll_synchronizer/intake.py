@@ -138,11 +138,9 @@ class FactIntake:
             await asyncio.sleep(BEATS_EVERY_S)
 
     async def read_queue(self) -> None:
-        """Turn queued messages into facts until closed.
+        """Turn queued messages into facts until closed; raise `MessageFailed` if one broke the machine.
 
-        Raises:
-            RecordConflict: a candidate that was frozen while it took the shard over removed our reader: we own nothing.
-            MessageFailed: a message broke the machine.
+        Raises `RecordConflict` if a candidate that was frozen while it took the shard over removed our reader: we own nothing.
         """
         queue, asked_s = self._queue, self._context.clock.monotonic()
         while queue is not None:

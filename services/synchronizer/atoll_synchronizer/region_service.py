@@ -279,10 +279,7 @@ class OuterMomenta:
         self._reading: dict[int, asyncio.Lock] = {}
 
     async def of(self, fragment: int, version: int, state: BlobRef | None) -> MomentumReference | None:
-        """Return the momentum of a version, or of a newer one; None where the run corrects by none, or has none yet.
-
-        Raises `BlobGone`, `BlobCorrupt`, `PeerMisbehaved`: what the shard says of its fragment cannot be read here.
-        """
+        """Return the momentum of a version, or of a newer one; None where the run corrects by none, or has none yet."""
         protocol = self._run.protocol
         if correction_of(protocol.of(fragment)) is None:
             return None

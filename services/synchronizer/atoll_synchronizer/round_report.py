@@ -41,18 +41,11 @@ DETAILED_MAX = 512
 
 @dataclass(frozen=True, slots=True)
 class CommitRecord:
-    """A commit as its lane made it.
+    """A commit as its lane made it: decided by the shard, begun, merged and made visible at these monotonic seconds.
 
-    Attributes:
-        decided_s, began_s, merged_s, visible_s: when the shard decided it, its lane began it, merged it and made it visible, in
-            monotonic seconds.
-        away_s: how long its round was without a broker before.
-        hindered: the seconds that it waited because the broker was "full" or "away".
-        bytes_up, bytes_down: of the contributions, and of the frames.
-        parameters: elements of the fragment.
-        held: its contributions as they arrived; one that a former owner was sent may be missing.
-        effects: what the fold noted of them.
-        judgements: those on its contributions, where there are any.
+    Its round was `away_s` without a broker before, and it waited the `hindered` seconds because the broker was "full" or
+    "away". Bytes are those of the contributions and of the frames, `parameters` the elements of the fragment. `held` are its
+    contributions as they arrived (one that a former owner was sent may be missing), `effects` what the fold noted of them.
     """
 
     decided_s: float
@@ -212,9 +205,9 @@ class RoundReporter:
     async def record_wait(self, call: PublishCall) -> None:
         """Record why a round that is called again still waits, at powers of two of its calls: a long wait has many.
 
-        `version` is the one that the round is to make, as in `committed`. The log gets what is new: where all rounds of a slow
-        fleet are called twice, a line at growing intervals (`unsaid` waits came since the one before), and each long wait.
-        It is a warning only if the wait is unusual: healthy rounds are often called twice, because a slow step comes between.
+        `version` is the one that the round is to make. The log gets what is new: a line at growing intervals (`unsaid` waits
+        came since the one before), and each long wait. It is a warning only if the wait is unusual: a slow step often comes
+        between.
         """
         if is_power_of_two(call.attempt):
             is_away = self._context.bus.stats.is_away

@@ -402,9 +402,9 @@ class ShardService:
 class FragmentLanes:
     """Commands out: one lane per fragment executes that fragment's commands strictly in the order the machine gave them.
 
-    A commit sees every fold before it, and an acknowledgement never overtakes its commit. Lanes of different fragments run
-    side by side. While the broker is away a lane waits and tries again; it never skips. After a refused compare-and-set a lane
-    does nothing more, because another process owns the shard.
+    A commit sees every fold before it, and an acknowledgement never overtakes its commit. While the broker is away a lane
+    waits and tries again; it never skips. After a refused compare-and-set a lane does nothing more: another process owns the
+    shard.
     """
 
     def __init__(self, fragments: Iterable[int], service: ShardService, report: RoundReporter) -> None:
