@@ -419,7 +419,6 @@ class Retention:
             del self._facts[: len(facts)]
 
     async def _act(self, what: str, work: Callable[[], T], otherwise: T) -> T:
-        """Return what `work` returns, from a thread, or `otherwise` if the archive is away."""
         self._given_up &= self._running
         if self._given_up or self._clock.monotonic() < self._away_until_s:
             self.failures += 1

@@ -174,7 +174,6 @@ class FactIntake:
                 await delivery.drop()
 
     def _on_roll(self, began_s: float) -> bool:
-        """Take what waited for the members to be read and comes from one of them, drop the rest; say if any was taken."""
         taken = False
         for core_message in self._waiting_beats.before(began_s):
             taken |= self._on_beat(core_message, settled=True)

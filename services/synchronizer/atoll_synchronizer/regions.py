@@ -342,7 +342,6 @@ class RegionReader:
         return shape.decode(reader.frame.vector, reader.frame.norms(), lengths, shares)
 
     async def _ask(self, region: str, asked: RegionAsk, since_s: float) -> RegionAnswer | None:
-        """Return what a region answers when it is done, None if it does not; its learners have waited `since_s`."""
         bus, clock, subjects = self._context.bus, self._context.clock, self._run.subjects
         heard_s = clock.monotonic()
         until_s = max(heard_s + ASK_S, since_s + self._patience_s(region))
@@ -389,7 +388,6 @@ class RegionReader:
         return credit
 
     def _lose(self, region: str, since_s: float, learner: str = "") -> None:
-        """Note the time since then as lost; leave a region alone whose credit does not last for an interval."""
         credit, now_s = self._credit_of(region, learner), self._context.clock.monotonic()
         credit.lose(since_s, now_s)
         if self._owed_s(credit) > 0.0:

@@ -169,7 +169,6 @@ class Encoded(msgspec.Struct, frozen=True, eq=False):
             self._release(start, stop, others, acc)
 
     def _release(self, start: int, stop: int, *vectors: Vector) -> None:
-        """Release the pages of these elements of ours and of the vectors, where they are in scratch files."""
         if large_arrays.policy.is_used:
             codes = self.stretch(start // BLOCK * BLOCK, stop).codes
             large_arrays.release_pages(codes, *(vector[start:stop] for vector in vectors))

@@ -85,7 +85,6 @@ class Heloco:
         return Corrections(momentum_reference.momentum, by_slice)
 
     def _bend(self, length: float, reference: float, product: float) -> SliceCorrection | None:
-        """Return the correction of one slice, None if it is kept; `reference` is the momentum's length there."""
         if not NORM_MIN < length <= FACTOR_MAX or reference <= NORM_MIN:
             return None
         cosine = product / (length * reference)

@@ -295,7 +295,6 @@ class Island:
         return self.settings.of(fragment).adoption == "carry" or self.settings.ending == "together"
 
     def _counts(self, interval: LocalInterval, version: int) -> bool:
-        """Return whether a round on `version` would merge what was trained in an interval."""
         return version - interval.anchor <= self.settings.age_max
 
     def _last(self, fragment: int, interval: LocalInterval, cause_id: str) -> list[Command]:

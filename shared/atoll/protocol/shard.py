@@ -265,7 +265,6 @@ class FragmentSlot:
     def _judge_length(
         self, key: PushKey, norm: float, base_norm: float, known: Mapping[str, Measure]
     ) -> tuple[Offer, LengthVerdict, float]:
-        """Return an offer with its norm and scale, what becomes of it for its length, and the length that is allowed."""
         if key not in self.offers:
             raise ProtocolMisuse("a contribution became ready that nobody asked for", got=key)
         offer, settings = self.offers[key], self.round.settings
@@ -603,7 +602,6 @@ class Shard:
         return True
 
     def _see_ended(self, turns: int) -> None:
-        """Note which lives are over, at each turn of the queue: their learner has left, or a later life of it is known."""
         if turns <= self.ended.turns:
             return
         newest = {name: view.incarnation for name, view in self.learners.items()}
@@ -774,7 +772,6 @@ class Shard:
         return {n for n in there if held[n] < PLACES and self.learners[n].is_finishing(self.connected.now_s)}
 
     def _everybody(self, slot: FragmentSlot, live: set[str]) -> set[str] | None:
-        """Return the learners that a round awaits without a bound (the run ends together); None while grace bounds it."""
         if self.settings.ending == "apart" or (live and not self._at_target()):
             return None
         held = Counter(key.learner for key in slot.offers)

@@ -434,5 +434,4 @@ def _inverse(scale: np.float32) -> np.float32:
 
 @njit(inline="always")
 def _tree(a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:  # noqa: ANN401  (floats of one type)
-    """Return the sum of eight squares, in the type of the numbers."""
     return ((a * a + b * b) + (c * c + d * d)) + ((e * e + f * f) + (g * g + h * h))

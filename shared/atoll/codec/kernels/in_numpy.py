@@ -119,7 +119,6 @@ def _over(
 
 
 def _squares_of_floats(form: Format, payload: Bytes, scales: Vector, start: int, stop: int) -> float:
-    """Return the sum of squares of elements `start` to `stop`: in float32 by eights, or all in float64."""
     lanes = np.zeros(BLOCK)
     # A hostile payload may give infinity: the caller checks that the sum is finite. A tiny sum is done again.
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -139,7 +138,6 @@ def _squares_of_floats(form: Format, payload: Bytes, scales: Vector, start: int,
 
 
 def _squares_of_whole_numbers(form: Format, payload: Bytes, scales: Vector, start: int, stop: int) -> float:
-    """Return the sum of squares of elements `start` to `stop` of scaled codes, block by block."""
     total = 0.0
     for at in range(start // BLOCK * BLOCK, stop, STRETCH):
         end = min(at + STRETCH, stop)
@@ -176,7 +174,6 @@ def _quantise(form: Format, vector: Vector, payload: Bytes, scales: Vector) -> f
 
 
 def _settle(form: Format, values: Vector, following: Vector, payload: Bytes, scales: Vector, carry: Halves) -> float:
-    """Write the codes and scales of `following - values`, what they make of `values`, and what they leave."""
     largest, none = 0.0, np.empty(BLOCK)
     for at in range(0, values.size, STRETCH):
         here, first = slice(at, at + STRETCH), at // BLOCK
