@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 from atoll.base.errors import BrokerUnavailable
 from atoll.bus.server import EmbeddedBroker
-from atoll.cli.main import build
+from atoll.cli.main import GROUPS, VERBS, build
 from atoll.cli.reading import settings_of
 from atoll.run.folder import RunFile
 from support.command_line import atoll
@@ -38,6 +39,19 @@ def test_building_the_command_line_loads_nothing_heavy() -> None:
 
     assert not set(HEAVY) & set(done.stdout.split())
     assert build().info.name == "atoll"
+
+
+def test_help_has_every_verb_under_its_heading_and_a_former_name_leads_to_the_present_one() -> None:
+    """Verbs of services stand beside the kernel's; whoever types a name of before is told what does its work."""
+    shown = process("--help").stdout
+    headings = [f"\n{name.capitalize()}:\n" for name in GROUPS]
+    below = dict(zip(GROUPS, re.split("|".join(headings), shown)[1:], strict=True))
+    former = process("story", "round", "3/18")
+
+    verbs = {name: verb.group for name, verb in VERBS.items()}
+    verbs |= {"learner": "run", "evaluate": "watch", "attribute": "understand", "export": "keep", "plan": "plan"}
+    assert [name for name, group in verbs.items() if not re.search(rf"^  {name} ", below[group], re.MULTILINE)] == []
+    assert (former.returncode, "`atoll story` is `atoll why` now" in former.stderr) == (2, True)
 
 
 def test_a_verb_that_waits_says_so_and_outlives_a_request_for_facts() -> None:

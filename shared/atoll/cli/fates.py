@@ -22,7 +22,7 @@ from atoll.base.errors import SettingsError
 from atoll.base.logs import configure
 from atoll.cli.options import Assignments, Broker, Config, Out, Run
 from atoll.cli.output import plain_table
-from atoll.cli.reading import agreement_of, reading_bus, saved_in, settings_of, view_of_saved
+from atoll.cli.reading import reading_bus, required_agreement, saved_in, settings_of, view_of_saved
 from atoll.protocol.data import DataLedger, sums_by_epoch, sums_by_learner
 from atoll.protocol.ledger import Ledger, apportion
 from atoll.protocol.settings import ProtocolSettings
@@ -48,7 +48,7 @@ def fates(
 ) -> None:
     """Read the ledger of a run and print it."""
     if (saved := saved_in(out, run, broker)) is not None:
-        read = _fates_of_saved(view_of_saved(saved), agreement_of(saved))
+        read = _fates_of_saved(view_of_saved(saved), required_agreement(saved.agreement, saved.folder))
     else:
         with settings_of(out, run, broker, config, assignments) as settings:
             configure(settings.log.format, "error", role="fates", run=settings.run)

@@ -194,42 +194,14 @@ def history_of(
     out: Path | None,
     run: str | None,
     broker: str | None,
-    config: Path | None,
-    assignments: list[str] | None,
-) -> History:
-    """Return the event log of a run; nothing is changed.
+    config: Path | None = None,
+    assignments: list[str] | None = None,
+) -> tuple[History, ProtocolSettings | None]:
+    """Return the event log of a run, and what its processes agreed on, None if nothing says it; nothing is changed.
 
     Raises:
         SettingsError: the folder holds no run, or its event log cannot be read.
     """
-    return _read_history(verb, out, run, broker, config, assignments)[0]
-
-
-def recording_of(
-    verb: str,
-    out: Path | None,
-    run: str | None,
-    broker: str | None,
-    config: Path | None = None,
-    assignments: list[str] | None = None,
-) -> tuple[History, ProtocolSettings]:
-    """Return the event log of a run, and what its processes agreed on; nothing is changed.
-
-    Raises:
-        SettingsError: the folder holds no run, its event log cannot be read, or nothing says what was agreed on.
-    """
-    history, agreement = _read_history(verb, out, run, broker, config, assignments)
-    return history, _require_agreement(agreement, out)
-
-
-def _read_history(
-    verb: str,
-    out: Path | None,
-    run: str | None,
-    broker: str | None,
-    config: Path | None,
-    assignments: list[str] | None,
-) -> tuple[History, ProtocolSettings | None]:
     if (saved := saved_in(out, run, broker)) is not None:
         history = History(virtual=saved.simulated)
         history.read_file(saved.folder / EVENTS_FILE)
@@ -237,6 +209,20 @@ def _read_history(
     with settings_of(out, run, broker, config, assignments) as settings:
         configure(settings.log.format, "error", role=verb, run=settings.run)
         return asyncio.run(_read_log(settings, verb))
+
+
+async def _read_log(settings: Settings, verb: str) -> tuple[History, ProtocolSettings]:
+    history = History()
+    async with reading_bus(settings, verb) as bus:
+        record = await founded_run(bus, settings.run)
+        await history.read(bus, record.subjects)
+    return history, record.protocol
+
+
+def recording_of(verb: str, out: Path | None, run: str | None, broker: str | None) -> tuple[History, ProtocolSettings]:
+    """Return what `history_of` does; raise `SettingsError` if nothing says what was agreed on."""
+    history, agreement = history_of(verb, out, run, broker)
+    return history, required_agreement(agreement, out)
 
 
 def saved_in(out: Path | None, run: str | None, broker: str | None) -> SavedRun | None:
@@ -255,16 +241,8 @@ def view_of_saved(saved: SavedRun) -> History:
     return view
 
 
-def agreement_of(saved: SavedRun) -> ProtocolSettings:
-    """Return what the processes of a saved run agreed on.
-
-    Raises:
-        SettingsError: nothing says it.
-    """
-    return _require_agreement(saved.agreement, saved.folder)
-
-
-def _require_agreement(agreement: ProtocolSettings | None, where: Path | None) -> ProtocolSettings:
+def required_agreement(agreement: ProtocolSettings | None, where: Path | None) -> ProtocolSettings:
+    """Return what the processes of a run agreed on; raise `SettingsError` if nothing says it."""
     if agreement is None:
         raise SettingsError(
             "nothing says what the processes of this run agreed on",
@@ -272,11 +250,3 @@ def _require_agreement(agreement: ProtocolSettings | None, where: Path | None) -
             todo="put the run.json of the run beside its event log",
         )
     return agreement
-
-
-async def _read_log(settings: Settings, verb: str) -> tuple[History, ProtocolSettings]:
-    history = History()
-    async with reading_bus(settings, verb) as bus:
-        record = await founded_run(bus, settings.run)
-        await history.read(bus, record.subjects)
-    return history, record.protocol

@@ -130,7 +130,7 @@ def why(  # noqa: PLR0913  (one option each)
         raise SettingsError(
             "one round, or a question?", got=f"{question} and --fragment {fragment}", todo="ask one after the other"
         )
-    history = history_of("why", out, run, broker, config, assignments)
+    history, _ = history_of("why", out, run, broker, config, assignments)
     if question is None:
         lines = why_lines(history, fragment, version)
     elif question in KINDS:

@@ -35,7 +35,7 @@ from atoll.base.wording import duration
 from atoll.bus.interface import Bus
 from atoll.cli.options import Assignments, Broker, Config, Json, Out, Run
 from atoll.cli.output import printable, say, say_json
-from atoll.cli.reading import agreement_of, reading_bus, saved_in, settings_of, view_of_saved
+from atoll.cli.reading import reading_bus, required_agreement, saved_in, settings_of, view_of_saved
 from atoll.local.console import ConsolePicture, draw_once, make_face
 from atoll.local.console_app import TopApp
 from atoll.local.console_tables import TopMoment, status_lines, status_of, with_age
@@ -81,7 +81,10 @@ def status(  # noqa: PLR0913  (one argument for each option)
         return
     founded_at_s = None
     if (saved := saved_in(out, run, broker)) is not None:
-        moment, url = _ended_moment(view_of_saved(saved), saved.run, agreement_of(saved)), f"file:{saved.folder}"
+        moment, url = (
+            _ended_moment(view_of_saved(saved), saved.run, required_agreement(saved.agreement, saved.folder)),
+            f"file:{saved.folder}",
+        )
     else:
         with settings_of(out, run, broker, config, assignments) as settings:
             configure(settings.log.format, "error", role="status", run=settings.run)
