@@ -34,6 +34,12 @@ def answered(shard: Shard, until_s: float) -> list[events.Command]:
     return actions
 
 
+def beat_of(learner: str, at_s: float, **more: Any) -> events.LearnerBeat:  # noqa: ANN401  (fields of a heartbeat)
+    """Return the heartbeat of a learner that trains and steps once in a second unless `more` says otherwise."""
+    said = {"incarnation": 1, "training": True, "step_s": 1.0, "tokens": 100} | more
+    return events.LearnerBeat(at_s=at_s, learner=learner, **said)
+
+
 class ShardDesk:
     """A shard with a watch on it, driven by hand; what must hold of it is checked after each fact."""
 
@@ -57,9 +63,8 @@ class ShardDesk:
         return commands
 
     def beat(self, learner: str, at_s: float = 0.0, incarnation: int = 1, **more: Any) -> list[events.Command]:  # noqa: ANN401
-        """Let a learner be heard, which trains and steps once in a second unless `more` says otherwise."""
-        said = {"training": True, "step_s": 1.0, "tokens": 100} | more
-        return self.tell(events.LearnerBeat(at_s=at_s, learner=learner, incarnation=incarnation, **said))
+        """Let a learner be heard (see `beat_of`)."""
+        return self.tell(beat_of(learner, at_s, incarnation=incarnation, **more))
 
     def arrive(self, key: events.PushKey, at_s: float, base: int = 0, **more: Any) -> list[events.Command]:  # noqa: ANN401
         """Let a contribution arrive, to be read."""

@@ -20,6 +20,7 @@ from atoll.protocol.pacing import FINISHING_S, grace_window
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 from support.reference_machines import RoundModel
+from support.shards import beat_of
 
 STEP_S, STEPS = 0.05, 20
 INTERVAL_S = STEP_S * STEPS
@@ -65,15 +66,9 @@ class LyingFleet:
         steps = round(self.now_s / STEP_S)
         for who in self.honest + self.liars:
             lies = who in self.liars
-            yield events.LearnerBeat(
-                at_s=self.now_s,
-                learner=who,
-                incarnation=1,
-                training=True,
-                step_s=self.lie_s if lies else STEP_S,
-                steps=steps if self.liars_step or not lies else 1,
-                tokens=16 * steps,
-            )
+            shown = steps if self.liars_step or not lies else 1
+            step_s = self.lie_s if lies else STEP_S
+            yield beat_of(who, self.now_s, step_s=step_s, steps=shown, tokens=16 * steps)
         yield events.QueueDrained(at_s=self.now_s, proven=False)
 
     def push(
@@ -173,9 +168,7 @@ def test_a_grace_window_is_shortened_when_steps_become_shorter() -> None:
     fleet.lie_s, fleet.liars_step = 4.0, False
     fleet.run(1.0)
     slot = fleet.shard.slots[0]
-    fleet.tell(
-        events.LearnerBeat(at_s=1.0, learner="slow", incarnation=1, training=True, step_s=4.0, tokens=1, steps=1)
-    )
+    fleet.tell(beat_of("slow", 1.0, step_s=4.0, tokens=1, steps=1))
     slot.due_s = fleet.now_s
     fleet.tell(events.TimerFired(at_s=fleet.now_s, name="due/0"))
     fleet.push("x", 0)
@@ -183,10 +176,7 @@ def test_a_grace_window_is_shortened_when_steps_become_shorter() -> None:
     assert granted_s > 8.0
     fleet.lie_s, fleet.liars_step = STEP_S, True
     for step in range(1, 8):
-        beat = events.LearnerBeat(
-            at_s=fleet.now_s, learner="slow", incarnation=1, training=True, step_s=STEP_S, tokens=1, steps=20 * step
-        )
-        fleet.tell(beat)
+        fleet.tell(beat_of("slow", fleet.now_s, step_s=STEP_S, tokens=1, steps=20 * step))
         fleet.run(1.0)
         if fleet.commits:
             break
@@ -291,11 +281,7 @@ def test_learners_that_are_gone_are_missed_by_a_shard_that_was_connected() -> No
 def test_a_learner_that_is_there_and_does_not_train_yet_is_waited_for() -> None:
     fleet = LyingFleet("", quorum=2)
     for at_s, training in ((0.0, True), (0.5, False)):
-        fleet.tell(
-            events.LearnerBeat(
-                at_s=at_s, learner="b", incarnation=1, training=training, step_s=STEP_S, tokens=1, steps=1
-            )
-        )
+        fleet.tell(beat_of("b", at_s, training=training, step_s=STEP_S, tokens=1, steps=1))
     fleet.push("a", 0)
     fleet.tell(events.LearnerLeft(at_s=1.0, learner="a", incarnation=1))
     assert fleet.commits == []
@@ -309,9 +295,7 @@ def test_an_heir_that_hears_a_farewell_first_is_not_alone() -> None:
     """It left while nobody served: the others have beaten into the void, and are heard soon, if they are there."""
     fleet = LyingFleet("", quorum=2)
     fleet.push("a", 0, final=True)
-    fleet.tell(
-        events.LearnerBeat(at_s=0.0, learner="a", incarnation=1, training=False, step_s=STEP_S, tokens=1, steps=1)
-    )
+    fleet.tell(beat_of("a", 0.0, training=False, step_s=STEP_S, tokens=1, steps=1))
     fleet.tell(events.LearnerLeft(at_s=0.0, learner="a", incarnation=1))
     assert fleet.commits == []
 
@@ -331,9 +315,7 @@ def test_learners_that_end_are_not_waited_for_by_the_round_that_their_last_pushe
     before = len(fleet.commits)
 
     for who in "ab":
-        fleet.tell(
-            events.LearnerBeat(at_s=fleet.now_s, learner=who, incarnation=1, training=False, step_s=0.0, tokens=1 << 20)
-        )
+        fleet.tell(beat_of(who, fleet.now_s, training=False, step_s=0.0, tokens=1 << 20))
 
     assert [commit.end for _, commit in fleet.commits[before:]] == ["nobody left"]
 
@@ -348,16 +330,7 @@ def test_one_that_has_ended_and_sends_nothing_more_is_waited_for_within_a_bound(
     for second in range(2 * int(FINISHING_S)):
         fleet.now_s += 1.0
         for who in "ba":
-            fleet.tell(
-                events.LearnerBeat(
-                    at_s=fleet.now_s,
-                    learner=who,
-                    incarnation=1,
-                    training=second == 0 and who == "b",
-                    step_s=0.0,
-                    tokens=0,
-                )
-            )
+            fleet.tell(beat_of(who, fleet.now_s, training=second == 0 and who == "b", step_s=0.0, tokens=0))
         if len(fleet.commits) > before:
             break
 
@@ -400,16 +373,7 @@ def test_an_outage_enters_no_pace(per_step: float) -> None:
         for _ in range(round(for_s)):
             fleet.now_s, steps = fleet.now_s + 1.0, steps + round(1.0 / STEP_S)
             for who in "ab":
-                told = events.LearnerBeat(
-                    at_s=fleet.now_s,
-                    learner=who,
-                    incarnation=1,
-                    training=True,
-                    step_s=STEP_S,
-                    tokens=steps,
-                    steps=steps,
-                )
-                fleet.tell(told)
+                fleet.tell(beat_of(who, fleet.now_s, step_s=STEP_S, tokens=steps, steps=steps))
             assert fleet.shard.step_s() == STEP_S
 
     for away_s in (3.0, 12.0, 30.0):

@@ -30,6 +30,7 @@ from atoll.protocol.ledger import (
 )
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
+from support.shards import beat_of
 
 FRAGMENTS = 2
 SAMPLES = 9
@@ -109,20 +110,9 @@ class LivesDesk:
         """Let a learner report to all shards; `spent`: all of it is pushed or superseded."""
         own = FRAGMENTS * PUSHED if spent else 0
         for shard in self.shards:
-            self.tell(
-                shard,
-                events.LearnerBeat(
-                    at_s=self.now_s,
-                    learner=name,
-                    incarnation=incarnation,
-                    training=True,
-                    step_s=1.0,
-                    tokens=trained,
-                    pushed=own,
-                    superseded=FRAGMENTS * trained - own if spent else 0,
-                    steps=8,
-                ),
-            )
+            gone = FRAGMENTS * trained - own if spent else 0
+            told = {"incarnation": incarnation, "tokens": trained, "pushed": own, "superseded": gone, "steps": 8}
+            self.tell(shard, beat_of(name, self.now_s, **told))
 
     def push(self, name: str, incarnation: int, fragment: int, push: int = 1, trained: int = TRAINED) -> None:
         shard = self.shards[self.settings.shard_of(fragment)]

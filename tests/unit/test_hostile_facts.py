@@ -17,18 +17,13 @@ from atoll.protocol.quarantine import Measure
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import LAST_VERSIONS, Shard
 from atoll.wire.messages import Call, decode, encode
-from support.shards import answered
+from support.shards import answered, beat_of
 
 SETTINGS = msgspec.convert({"fragments": 1, "shards": 1, "interval_steps": 8, "silence_s": 5.0}, ProtocolSettings)
 
 
 def agreed(**changes: object) -> ProtocolSettings:
     return msgspec.structs.replace(SETTINGS, **changes).check()
-
-
-def beat(learner: str, at_s: float, **changes: object) -> events.LearnerBeat:
-    fields = {"incarnation": 1, "training": True, "step_s": 1.0, "tokens": 100} | changes
-    return events.LearnerBeat(at_s=at_s, learner=learner, **fields)  # type: ignore[arg-type]
 
 
 def arrived(learner: str, push: int, at_s: float, **changes: int) -> events.ContributionArrived:
@@ -40,7 +35,7 @@ def test_two_absurd_heartbeats_stop_no_calls() -> None:
     """The sum of what learners claim stays within what a call may say; once it left that bound, commits stopped for ever."""
     desk = Shard(agreed(), 0, {0: 0})
     for number in range(64):
-        desk.handle(beat(f"fat{number}", 0.0, tokens=TOKENS_MAX))
+        desk.handle(beat_of(f"fat{number}", 0.0, tokens=TOKENS_MAX))
     desk.handle(events.QueueDrained(at_s=0.0, proven=False, run_tokens=RUN_TOKENS_MAX))
     desk.slots[0].due_s = 9.0
     answered(desk, 9.0)
@@ -57,7 +52,7 @@ def test_two_absurd_heartbeats_stop_no_calls() -> None:
 def test_no_report_brings_a_run_nearer_to_its_target() -> None:
     """A first heartbeat of 2^39 steps, or one manifest of 2^47 trained tokens, once ended the run for all."""
     desk = Shard(agreed(tokens_target=1000), 0, {0: 0})
-    desk.handle(beat("liar", 0.0, tokens=1 << 47, steps=1 << 39))
+    desk.handle(beat_of("liar", 0.0, tokens=1 << 47, steps=1 << 39))
     desk.handle(arrived("liar", 1, 0.1, trained_tokens=1 << 47))
 
     assert not desk.ledger.reached(1000)
@@ -69,7 +64,7 @@ def test_no_report_brings_a_run_nearer_to_its_target() -> None:
 
 def merged(desk: Shard, learner: str, push: int) -> tuple[events.Fold, events.Commit]:
     """Have a contribution that was offered merged alone, because everybody leaves; return what was decided."""
-    desk.handle(beat(learner, 1.0, tokens=0))  # a shard that has heard nobody train listens first
+    desk.handle(beat_of(learner, 1.0, tokens=0))  # a shard that has heard nobody train listens first
     told = desk.handle(events.ContributionReady(at_s=1.0, key=events.PushKey(learner, 1, 0, push)))
     told += desk.handle(events.LearnerLeft(at_s=1.0, learner=learner, incarnation=1))
     (fold,) = [action for action in told if isinstance(action, events.Fold)]
@@ -141,7 +136,7 @@ def test_one_contribution_counts_sixteen_intervals_beside_one_that_has_none(othe
     """Who was away for long is merged whole, and counts whole where nobody else is there whom it could cost anything."""
     desk = Shard(agreed(), 0, {0: 0})
     for number in range(others):
-        desk.handle(beat(f"other{number}", 0.0, training=False))
+        desk.handle(beat_of(f"other{number}", 0.0, training=False))
         desk.handle(events.LearnerLeft(at_s=0.0, learner=f"other{number}", incarnation=1))
     desk.handle(arrived("a", 1, 0.1, tokens=10_000, steps=1000, trained_tokens=10_000))
 
@@ -168,7 +163,7 @@ def test_who_says_that_its_steps_take_for_ever_is_not_waited_for_for_ever() -> N
     """Ten of its steps are 10^13 seconds by its own word; patience has a bound of its own."""
     desk = Shard(agreed(), 0, {0: 0})
     for second in range(60):
-        desk.handle(beat("ghost", second - 59.0, step_s=1e12))
+        desk.handle(beat_of("ghost", second - 59.0, step_s=1e12))
 
     for second in range(int(PATIENCE_S_MAX)):
         desk.handle(events.QueueDrained(at_s=second + 1.0))
@@ -183,7 +178,7 @@ def test_a_learner_that_beats_on_and_does_nothing_does_not_keep_a_run_from_finis
     desk = Shard(agreed(tokens_target=100), 0, {0: 0})
     finished_s = None
     for second in range(2 * int(OVERDUE_S)):
-        desk.handle(beat("ghost", float(second)))
+        desk.handle(beat_of("ghost", float(second)))
         told = desk.handle(events.QueueDrained(at_s=float(second), run_tokens=100))
         if any(isinstance(action, events.Finish) for action in told):
             finished_s = second
@@ -231,7 +226,7 @@ def test_a_heartbeat_that_changes_nothing_looks_at_nobody(monkeypatch: pytest.Mo
     """With a thousand learners each of a thousand heartbeats a second would look at a thousand learners."""
     desk, looks = Shard(agreed(), 0, {0: 0}), list[float]()
     for number in range(100):
-        desk.handle(beat(f"learner-{number}", 1.0))
+        desk.handle(beat_of(f"learner-{number}", 1.0))
     live = desk.live
 
     def looked(*, isolated: bool = False) -> set[str]:
@@ -240,10 +235,10 @@ def test_a_heartbeat_that_changes_nothing_looks_at_nobody(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(desk, "live", looked)
     for number in range(100):
-        desk.handle(beat(f"learner-{number}", 1.0 + LOOK_S / 200.0 * number))
+        desk.handle(beat_of(f"learner-{number}", 1.0 + LOOK_S / 200.0 * number))
 
     before = len(looks)
-    desk.handle(beat("learner-0", 1.0 + LOOK_S / 2.0, step_s=9.0))
+    desk.handle(beat_of("learner-0", 1.0 + LOOK_S / 2.0, step_s=9.0))
 
     assert before <= 2
     assert len(looks) > before
@@ -423,15 +418,15 @@ def test_the_more_learners_the_more_rarely_all_of_them_are_looked_at() -> None:
 def test_a_learner_that_beats_on_does_not_keep_the_last_contributions_of_others_from_the_model() -> None:
     """Below the quorum only a fleet that is gone has them merged, and one that never pushes again is as good as gone."""
     desk = Shard(agreed(tokens_target=100, quorum=2), 0, {0: 0})
-    desk.handle(beat("a", 0.0))
-    desk.handle(beat("ghost", 0.0))
+    desk.handle(beat_of("a", 0.0))
+    desk.handle(beat_of("ghost", 0.0))
     desk.handle(arrived("a", 1, 0.5))
     folded = desk.handle(events.ContributionReady(at_s=0.6, key=events.PushKey("a", 1, 0, 1), norm=1.0))
     assert any(isinstance(action, events.Fold) for action in folded)
     desk.handle(events.LearnerLeft(at_s=1.0, learner="a", incarnation=1))
     told: list[events.ShardCommand] = []
     for second in range(2, 2 * int(OVERDUE_S)):
-        told = desk.handle(beat("ghost", float(second))) + desk.handle(
+        told = desk.handle(beat_of("ghost", float(second))) + desk.handle(
             events.QueueDrained(at_s=float(second), run_tokens=100)
         )
         if any(isinstance(action, events.Commit) for action in told):

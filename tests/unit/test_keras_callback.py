@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,19 @@ from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.join import IslandHandle
 from atoll.client.options import JoinOptions
 from atoll.protocol.settings import ProtocolSettings
-from support.lazily import LazyModule
+
+
+class LazyModule:
+    """A module that is loaded when something of it is first used, not by every worker that collects tests."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:  # noqa: ANN401  (whatever the module has)
+        if attribute.startswith("_"):  # asked by pytest, which looks for tests in all that a test module holds
+            raise AttributeError(attribute)
+        return getattr(importlib.import_module(self._name), attribute)
+
 
 if TYPE_CHECKING:
     import keras

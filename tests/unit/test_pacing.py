@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from atoll.protocol import events, pacing
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
+from support.shards import beat_of
 
 STEP_S, FRAGMENTS, STEPS = 0.5, 8, 16
 
@@ -63,16 +64,7 @@ class PacedFleet:
         for tick in range(int((until_s - from_s) * 2)):
             for who in sorted(self.learners):
                 at_s = from_s + tick / 2.0
-                beat = events.LearnerBeat(
-                    at_s=0.0,
-                    learner=who,
-                    incarnation=1,
-                    training=True,
-                    step_s=STEP_S,
-                    tokens=1 << 40,
-                    steps=int(at_s / STEP_S),
-                )
-                self._at(at_s, beat)
+                self._at(at_s, beat_of(who, 0.0, step_s=STEP_S, tokens=1 << 40, steps=int(at_s / STEP_S)))
         while self._due and self._due[0][0] <= until_s:
             at_s, _, fact = heapq.heappop(self._due)
             if isinstance(fact, events.TimerFired) and self._timers.get(fact.name) != at_s:
@@ -164,15 +156,12 @@ def test_absurd_step_times_neither_end_a_rhythm_nor_keep_a_learner_alive(absurd_
     """They are a peer's word: three learners with such a one fell silent, and the healthy one goes on being called."""
     fleet = PacedFleet(["a"])
     for number, name in enumerate(("x", "y", "z")):
-        beat = events.LearnerBeat(at_s=0.0, learner=name, incarnation=number, training=True, step_s=absurd_s, tokens=0)
-        fleet.shard.handle(beat)
+        fleet.shard.handle(beat_of(name, 0.0, incarnation=number, step_s=absurd_s, tokens=0))
     known = fleet.shard.learners["x"]
 
     assert known.step_s == pacing.plausible(min(absurd_s, pacing.SLOWER_MAX * pacing.SEEN_S_MIN))
     assert not known.is_heard(10.0 * pacing.STEP_S_MAX + 10.0, silence_s=5.0)
-    fleet.shard.handle(
-        events.LearnerBeat(at_s=20.0, learner="a", incarnation=1, training=True, step_s=STEP_S, tokens=0)
-    )
+    fleet.shard.handle(beat_of("a", 20.0, step_s=STEP_S, tokens=0))
     for fragment in range(FRAGMENTS):
         fleet.shard.handle(events.TimerFired(at_s=21.0, name=f"due/{fragment}"))
     dues = [slot.due_s for slot in fleet.shard.slots.values()]
@@ -183,15 +172,11 @@ def test_a_heartbeat_behind_its_farewell_brings_nobody_back() -> None:
     """The farewell comes by the queue, the heartbeat does not; its next incarnation is somebody new."""
     fleet = PacedFleet(["a", "b", "c"])
     for name in ("a", "b"):
-        fleet.shard.handle(
-            events.LearnerBeat(at_s=0.5, learner=name, incarnation=1, training=True, step_s=STEP_S, tokens=0)
-        )
+        fleet.shard.handle(beat_of(name, 0.5, step_s=STEP_S, tokens=0))
     for name in ("b", "c"):  # the second was never heard before
         fleet.shard.handle(events.LearnerLeft(at_s=1.0, learner=name, incarnation=1))
-        fleet.shard.handle(
-            events.LearnerBeat(at_s=1.1, learner=name, incarnation=1, training=True, step_s=STEP_S, tokens=0)
-        )
+        fleet.shard.handle(beat_of(name, 1.1, step_s=STEP_S, tokens=0))
     assert fleet.shard.live() == fleet.shard.present() == {"a"}
 
-    fleet.shard.handle(events.LearnerBeat(at_s=1.3, learner="b", incarnation=2, training=True, step_s=STEP_S, tokens=0))
+    fleet.shard.handle(beat_of("b", 1.3, incarnation=2, step_s=STEP_S, tokens=0))
     assert fleet.shard.live() == {"a", "b"}
