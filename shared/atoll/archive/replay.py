@@ -93,7 +93,8 @@ class RunReplay:
         self.run: RunRecord = rounds.run()
         protocol = self.run.protocol
         self._outer: OuterOptimizer = make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum, own_outer)
-        self._decisions: dict[tuple[int, int], TenureDecisions] = {}
+        self.tenures: dict[tuple[int, int], TenureDecisions] = {}
+        """Decisions by shard and epoch, of the rounds replayed until now."""
         self._read_to_the_end: set[tuple[int, int]] = set()
         self.bytes_read = 0
 
@@ -270,11 +271,11 @@ class RunReplay:
 
     def _undecided(self, made: RetainedRound) -> list[Difference]:
         tenure, place = (made.shard, made.epoch), (made.head.fragment, made.head.version - 1)
-        decisions = self._decisions.get(tenure)
+        decisions = self.tenures.get(tenure)
         # The facts of a tenure that goes on are read once more when a round comes that is newer than they are.
         if decisions is None or (tenure not in self._read_to_the_end and decisions.ends_before(*place)):
             former, decisions = decisions, decisions_of(self.rounds, *tenure)
-            self._decisions[tenure] = decisions
+            self.tenures[tenure] = decisions
             if former is not None and former.facts == decisions.facts:
                 self._read_to_the_end.add(tenure)
         decision = decisions.made.get(place)
@@ -282,11 +283,6 @@ class RunReplay:
             why = decisions.fault or f"its machine, told the same {decisions.facts} facts, makes no such commit"
             return [Difference(why)]
         return otherwise(made, decision)
-
-    @property
-    def tenures(self) -> dict[tuple[int, int], TenureDecisions]:
-        """Return what was decided, by shard and epoch, of the rounds replayed until now."""
-        return self._decisions
 
 
 @dataclass(frozen=True, slots=True)

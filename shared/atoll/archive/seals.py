@@ -20,11 +20,8 @@ class Seals:
         self._object_store = object_store
         self._subjects = Subjects(run)
         self._signatures = signatures
-
-    @property
-    def locked(self) -> bool:
-        """Return whether only signed texts are believed."""
-        return self._signatures is not None
+        self.locked = signatures is not None
+        """Whether only signed texts are believed."""
 
     def signed(self, path: str, text: bytes) -> bytes:
         """Return a text with its signature, if we can sign."""

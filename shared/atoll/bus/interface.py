@@ -94,10 +94,7 @@ class Delivery(Protocol):
 
 @dataclass(slots=True)
 class QueueTurns:
-    """Turns of a queue: how often all that it held at one moment has been settled since, also while messages keep coming.
-
-    The moment stays until it has passed, however often the queue is asked, and the next one begins then.
-    """
+    """Turns of a queue: how often all that it held at one moment has been settled since; then the next moment begins."""
 
     count: int = 0
     _mark: int | None = None
@@ -202,10 +199,7 @@ class Bus(Protocol):
         """
 
     async def count_stored(self, subject_filter: str, *, more_than: int) -> StoredCounts:
-        """Return what a stream keeps below `subject_filter`, by subject.
-
-        No subject is named if the stream keeps no more than `more_than` messages in all: to name them costs a broker more.
-        """
+        """Return what a stream keeps below `subject_filter`; no subject is named unless it keeps over `more_than` messages."""
 
     async def purge(self, subject_filter: str, *, keep: int = 0) -> int:
         """Delete every stored message that matches, but for the newest `keep` of them, and return how many were deleted."""
@@ -238,10 +232,7 @@ class Bus(Protocol):
         """Return all records that match, in one paged read; a mirror may serve them slightly stale."""
 
     async def publish(self, subject: str, data: bytes, *, msg_id: str, info: Info | None = None) -> None:
-        """Store `data` once, even if it is retried under `msg_id`; return when acknowledged.
-
-        Raises `QueueFull` when the work queue holds its bound for this subject already.
-        """
+        """Store `data` once, also if it is retried under `msg_id`; return when acknowledged, or raise `QueueFull`."""
 
     async def consume(self, subject_filter: str, *, durable: str, takeover: bool = False) -> Consumer:
         """Resume (or create) the durable consumer of a work queue.
@@ -260,10 +251,7 @@ class Bus(Protocol):
         """Return whether the broker answers within `timeout_s`: what was sent before has reached it then."""
 
     async def listen(self, subject_filter: str, *, len_max: int = 1024, late_s_max: float = 0.0) -> Subscription:
-        """Hear core messages (and the taps) from now on.
-
-        Where many senders write often, let the messages be up to `late_s_max` late: then many of them cost one awakening.
-        """
+        """Hear core messages (and the taps) from now on, up to `late_s_max` late: then many of them cost one awakening."""
 
     async def ask(self, subject: str, data: bytes, *, timeout_s: float, answer_at: str = "") -> bytes | None:
         """Send and return the first answer, or None if none came within `timeout_s`, or nobody listens.
@@ -346,10 +334,7 @@ class ManagingBus(Bus, Protocol):
         """Return how full this run's streams are, of those that there are and that we may ask of."""
 
     async def nodes(self, wait_s: float) -> list[NodeStatus]:
-        """Return what each node of a locked broker says of itself, by name; wait for more of them for `wait_s` at most.
-
-        For an operator. Raises `SettingsError` if the broker does not tell.
-        """
+        """Return what each node of a locked broker says of itself, by name, within `wait_s`; `SettingsError` if none tells."""
 
     async def switch_taps(self, *, bodies: bool) -> int:
         """Give the taps of this run bodies at this broker, or take them away; return how many streams that changed."""

@@ -72,10 +72,7 @@ class QueuePlace:
 
 
 class MemoryStream:
-    """One stream after its `StreamPlan`, with the broker's rules: bounds, dedup, compare-and-set, work queues.
-
-    `tell` receives its tap.
-    """
+    """One stream by its `StreamPlan`: bounds, dedup, compare-and-set and work queues as the broker's; a tap to `tell`."""
 
     def __init__(self, plan: StreamPlan, prefix: str, clock: Clock, tell: Callable[[CoreMessage], None]) -> None:
         self.plan = plan
@@ -386,7 +383,6 @@ class MemoryConsumer:
         self.stream.wake(delivery.subject)
 
     async def close(self) -> None:
-        """Stop reading and return unsettled messages."""
         await asyncio.sleep(0)
         self._closed = True
         for delivery in list(self._unsettled.values()):
@@ -537,7 +533,6 @@ class MemoryBus:
             self._keep_last(core_message.subject, core_message.data)
 
     async def reach(self, timeout_s: float) -> bool:  # noqa: ARG002  (memory answers at once)
-        """Return that the broker answers."""
         await asyncio.sleep(0)
         return True
 
@@ -576,7 +571,6 @@ class MemoryBus:
         return None if answer is None else answer.data
 
     async def close(self) -> None:
-        """Return unsettled deliveries and end the feeds; harmless when repeated."""
         for consumer in self._consumers:
             await consumer.close()
         for feed in self._feeds:

@@ -55,13 +55,9 @@ def bracketed(host: str) -> str:
 class Credentials:
     """Credentials of a bus at a locked door (`atoll.keys`).
 
-    Attributes:
-        name: name of the identity, for errors.
-        seed: secret half of its key, as an nkey seed.
-        public: public half.
-        authority: certificate (PEM) of the authority that vouches for the broker.
-        signatures: what signs our messages and checks others'; None leaves both away.
-        any_host: whether the broker's certificate may name another host; its authority must be ours.
+    `seed` and `public` are the halves of the key, as nkeys write them; `authority` is the certificate (PEM) of who vouches
+    for the broker. Without `signatures` messages are neither signed nor checked. With `any_host` the broker's certificate may
+    name another host.
     """
 
     name: str
@@ -163,11 +159,9 @@ class BusOptions:
 
         A node of a cluster that dies takes requests with it, and nobody says so: there the first tries are short.
         """
-        return (
-            self.try_s
-            if nodes == 1
-            else min(self.try_s, self.first_try_s * 2.0 ** max(0, min(attempts, 16) - SHORT_TRIES))
-        )
+        if nodes == 1:
+            return self.try_s
+        return min(self.try_s, self.first_try_s * 2.0 ** max(0, min(attempts, 16) - SHORT_TRIES))
 
 
 DEFAULTS = BusOptions()

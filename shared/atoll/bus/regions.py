@@ -18,7 +18,7 @@ import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 import msgspec
 
@@ -45,14 +45,10 @@ def is_region(domain: str) -> bool:
 class HubSide:
     """The hub's side: it lets leaves in at a port."""
 
+    domain: ClassVar[str] = HUB_DOMAIN
     port: int
     lock: Path | None = None
     """A file with more lines of the block: TLS."""
-
-    @property
-    def domain(self) -> str:
-        """Return the hub's domain."""
-        return HUB_DOMAIN
 
     def config(self, host: str, store_dir: Path) -> str:
         """Return the block of the leaves' port."""

@@ -38,7 +38,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Final, NoReturn, Protocol, Self
 
 import msgspec
@@ -265,7 +264,9 @@ class EmbeddedBroker:
             routes: a file that is added to the block of a node (TLS).
         """
         self.store_dir = Path(store_dir)
-        self._port = port or 0
+        self.log_path = self.store_dir / "nats-server.log"
+        self.port = port or 0
+        """The TCP port; 0 before the first start if the server chooses it."""
         self.node = node
         self.name = f"atoll-{secrets.token_hex(6)}" if node is None else node.check().server_name
         self._sync_always = sync_always
@@ -282,7 +283,7 @@ class EmbeddedBroker:
     @property
     def url(self) -> str:
         """Return the address for clients; `tls://` if it asks for TLS."""
-        return f"{self._scheme}://{bracketed(self._reached_at)}:{self._port}"
+        return f"{self._scheme}://{bracketed(self._reached_at)}:{self.port}"
 
     @property
     def _reached_at(self) -> str:
@@ -291,24 +292,14 @@ class EmbeddedBroker:
         return everywhere.get(self._host, self._host)
 
     @property
-    def port(self) -> int:
-        """Return the TCP port; 0 before the first start."""
-        return self._port
-
-    @property
     def pid(self) -> int:
         """Return the server's process id; 0 when it does not run."""
         return self._process.pid if self._process and self._process.poll() is None else 0
 
     def answers(self) -> bool | None:
         """Return whether the server says anything to a new connection, None if it could not be asked."""
-        said = first_line(self._reached_at, self._port)
+        said = first_line(self._reached_at, self.port)
         return None if said is None else said != b""
-
-    @property
-    def log_path(self) -> Path:
-        """Return where the server writes its log."""
-        return self.store_dir / "nats-server.log"
 
     def start(self) -> Self:
         """Start the server and return once it answers.
@@ -384,9 +375,7 @@ class EmbeddedBroker:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
 
     def _occupy(self) -> None:
@@ -443,7 +432,7 @@ class EmbeddedBroker:
         )
         config = self.store_dir / "nats-server.conf"
         config.write_text(
-            f"listen: {json.dumps(f'{bracketed(self._host)}:{self._port or -1}')}\n"
+            f"listen: {json.dumps(f'{bracketed(self._host)}:{self.port or -1}')}\n"
             f"ports_file_dir: {json.dumps(str(self.store_dir))}\n"
             f"log_file: {json.dumps(str(self.log_path))}\nlogfile_size_limit: 16MB\nlogfile_max_num: {LOG_FILES}\n"
             f'max_payload: 4MB\nmax_connections: {CONNECTIONS_MAX}\nmax_pending: 256MB\nwrite_deadline: "30s"\n'
@@ -484,12 +473,12 @@ class EmbeddedBroker:
         while time.monotonic() < deadline:
             if not self.pid:
                 self._explain_death()
-            port = self._port or self._chosen_port()
+            port = self.port or self._chosen_port()
             said = greeting(self._reached_at, port) if port else None
             if said is not None and said.get("server_name") == self.name:
                 if self._bytes_max and not said.get("jetstream"):
                     self._explain_death()
-                self._port = port
+                self.port = port
                 self._scheme = "tls" if said.get("tls_required") else "nats"
                 return
             if self._include is not None and READY_WORDS in self._log_tail():
@@ -529,7 +518,7 @@ class EmbeddedBroker:
             return "(no log)"
 
     def _explain_death(self) -> NoReturn:
-        raise startup_error(self._log_tail(), f"{self._host}:{self._port}", self.store_dir, self.log_path)
+        raise startup_error(self._log_tail(), f"{self._host}:{self.port}", self.store_dir, self.log_path)
 
     def _fail_on(self, error: OSError) -> NoReturn:
         if is_full(error):
@@ -596,7 +585,7 @@ class LocalCluster:
         return ",".join(node.url for node in self.nodes)
 
     def start(self) -> Self:
-        """Start every node; raise what `EmbeddedBroker.start` raises."""
+        """Start every node, as `EmbeddedBroker.start`."""
         try:
             for node in self.nodes:
                 node.start()
@@ -613,9 +602,7 @@ class LocalCluster:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
 
 

@@ -248,7 +248,6 @@ class SpreadBus(ForwardingBus):
         await ended(self._feeders.pop(merged, []))
 
     async def close(self) -> None:
-        """Close the buses to all brokers."""
         for merged in list(self._feeders):
             await merged.close()
         await asyncio.gather(*(bus.close() for bus in (self._inner, *self._further.values())))

@@ -113,14 +113,8 @@ def fitted_plan(run: str, places: Places) -> tuple[StreamPlan, ...]:
 
 def stream_plan(run: str, bytes_max: int = 8 * GIB, replicas: int = 1) -> tuple[StreamPlan, ...]:
     """Return the streams of `run`, with so many copies each; `bytes_max` bounds those that hold tensors, each."""
-    return tuple(replace(plan, replicas=replicas) for plan in _plans(run, bytes_max))
-
-
-def _plans(run: str, bytes_max: int) -> tuple[StreamPlan, ...]:
-    s = Subjects(run)
-    p = s.prefix
-    hours = 3600.0
-    return (
+    p, hours = Subjects(run).prefix, 3600.0
+    plans = (
         StreamPlan(
             f"atoll_{run}_UPC",
             (f"{p}.up.c.>",),
@@ -156,6 +150,7 @@ def _plans(run: str, bytes_max: int) -> tuple[StreamPlan, ...]:
             append_only=True,
         ),
     )
+    return tuple(replace(plan, replicas=replicas) for plan in plans)
 
 
 def live_plan(run: str, replicas: int = 1) -> StreamPlan:

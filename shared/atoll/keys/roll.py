@@ -207,14 +207,10 @@ class KeyFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.roll_path = path / ROLL
         self.certificate_path = path / "broker.pem"
         self.key_path = path / "broker.key"
         self.authority_path = path / "authority.pem"
-
-    @property
-    def roll_path(self) -> Path:
-        """Return where the roll is."""
-        return self.path / ROLL
 
     def create(self, hosts: Sequence[str], now_s: float) -> Path:
         """Make the folder, an authority, a broker's certificate for `hosts` and an operator; return the operator's identity."""

@@ -117,10 +117,7 @@ class IdentitySignatures:
         return b"".join((message, SIGNATURE, self._voucher.encode(), b".", signature.encode()))
 
     def verify(self, subject: str, data: bytes, founding: str = "", *, live: bool = False) -> bytes:
-        """Return the message in `data`; raise `PeerMisbehaved` if nobody signed it who may write on `subject`.
-
-        A `live` message was said just now, so the signer's key must hold now; what is stored may be older than the key's end.
-        """
+        """Return the message in `data`; raise `PeerMisbehaved` if nobody signed it who may write on `subject`."""
         message, mark, signature = data.rpartition(SIGNATURE)
         if not mark:
             raise PeerMisbehaved("nobody signed this", got="no signature")

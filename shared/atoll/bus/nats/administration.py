@@ -44,15 +44,10 @@ _KINDS: Final = frozenset(plan.name.rpartition("_")[2] for plan in (*stream_plan
 async def stored_runs(jetstream: JetStream) -> list[StoredRun]:
     """Return the runs of a broker by name."""
     streams: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    offset, total = 0, 1
-    while offset < total:
-        page = await jetstream.api("STREAM.LIST", {"offset": offset, "subject": "atoll.>"})
-        found = page.get("streams") or []
-        for stream in found:
-            named = _NAME.fullmatch(str(stream.get("config", {}).get("name", "")))
-            if named is not None and named[2] in _KINDS:
-                streams[named[1]].append(stream)
-        offset, total = offset + len(found), int(page.get("total", 0)) if found else 0
+    for stream in await jetstream.list_streams("LIST", subject="atoll.>"):
+        named = _NAME.fullmatch(str(stream.get("config", {}).get("name", "")))
+        if named is not None and named[2] in _KINDS:
+            streams[named[1]].append(stream)
     return [_run(name, streams[name]) for name in sorted(streams)]
 
 

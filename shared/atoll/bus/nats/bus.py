@@ -177,10 +177,6 @@ class JetStreamBus:
         return await whole(self, Download(ref, size_bytes_max))
 
     async def pieces(self, download: Download) -> AsyncGenerator[Portion]:
-        """Yield the missing pieces of a blob as they arrive.
-
-        While the caller works on a page, the usual number of further pages is on the way.
-        """
         stream = stream_of(self._plans, f"{download.ref.stem}.0").name
         pages = iter(download.pages())
         if download.is_small:
@@ -361,7 +357,6 @@ class JetStreamBus:
         return bytes(answer.data)
 
     async def close(self) -> None:
-        """Return unsettled deliveries, end the feeds and disconnect from the broker; harmless when repeated."""
         try:
             await ended([task for task in (self._together, self._live) if task is not None])
             for consumer in self._consumers:

@@ -208,10 +208,7 @@ class QueueConsumer:
         return found
 
     def _delivery(self, message: Msg) -> QueueDelivery | None:
-        """Return a message as a delivery; None for a status line, perhaps of an older pull, and for what is no delivery.
-
-        A message with a subject on which it is settled is a delivery, whatever its writer put into its headers.
-        """
+        # With a subject on which it is settled it is a delivery, whatever its writer put into its headers.
         attempts, standing = _attempts(message.reply), self._standing
         if standing is not None:
             standing.left -= attempts is not None
@@ -305,10 +302,7 @@ class QueueConsumer:
 
 
 def _attempts(reply: str) -> int | None:
-    """Return how often a message was delivered, by the subject on which it is settled; None for any other subject.
-
-    `$JS.ACK.<stream>.<consumer>.<delivered>.…`, with two levels more before the stream where the broker has a domain.
-    """
+    # `$JS.ACK.<stream>.<consumer>.<delivered>.…`, with two levels more before the stream where the broker has a domain.
     levels = reply.split(".")
     if levels[:2] != ["$JS", "ACK"] or len(levels) not in _ACK_LEVELS:
         return None
@@ -344,10 +338,7 @@ async def open_consumer(
 
 
 async def _remove_readers(jetstream: JetStream, stream: str, subject_filter: str) -> None:
-    """Remove every durable reader of exactly this filter.
-
-    A cluster lists only the readers that have a leader now, and names the others as missing: those may be of our filter.
-    """
+    # A cluster lists only the readers that have a leader now, and names the others as missing: those may be of our filter.
     patience = JetStreamPatience(jetstream.connection)
     try:
         answer = await jetstream.api(f"CONSUMER.LIST.{stream}", {"offset": 0})

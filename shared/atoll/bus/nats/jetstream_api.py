@@ -22,7 +22,7 @@ import json
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from nats.aio.msg import Msg
@@ -234,12 +234,22 @@ class JetStream:
                 raise
             return None
 
+    async def list_streams(self, call: Literal["LIST", "NAMES"], **body: str) -> list[Any]:
+        """Return what the API says of all streams, page by page; as `api`."""
+        found: list[Any] = []
+        total = 1
+        while len(found) < total:
+            page = await self.api(f"STREAM.{call}", {"offset": len(found), **body})
+            streams = page.get("streams") or []
+            found += streams
+            total = int(page.get("total", 0)) if streams else 0
+        return found
+
     async def store(self, subject: str, payload: Buffer, headers: dict[str, str], *, first_wins: bool = False) -> None:
         """Publish under the id in `headers` until acknowledged.
 
-        With `first_wins` it counts as stored where the broker has one and keeps that: it is ours, if its answer was lost, else
-        who reads it finds out by the digest.
-        Behind a leaf a message waits for the link where we see no bytes move, and sending it again would only fill the link.
+        With `first_wins` it counts as stored where the broker keeps another: readers find out by the digest. Behind a leaf a
+        message waits for the link where we see no bytes move, and sending it again would only fill the link.
         """
         patience = JetStreamPatience(self.connection)
         timeout_s = FAR_TRY_S if self._is_far else None
@@ -256,7 +266,7 @@ class JetStream:
     async def newest_there(self, stream: str, subject: str, *, once: bool = False) -> StoredEvent | None:
         """Return the newest message of a subject as a copy of the stream has it, None if it has none.
 
-        One plain request, where a page is a subscription, an answer and an end. It is tried until the patience ends, or `once`.
+        It is tried until the patience ends, or `once`.
         """
         patience, body = JetStreamPatience(self.connection), json.dumps({"last_by_subj": subject}).encode()
         while True:
@@ -337,10 +347,7 @@ class JetStream:
 
 
 def read_field(answer: Mapping[str, Any], kind: type[T], *names: str) -> T:
-    """Return a part of an answer, by the names that lead to it; raise `Unanswered` where an answer of JetStream's has none.
-
-    Anybody who learns the subject of an answer may send one.
-    """
+    """Return a part of an answer, by the names that lead to it; raise `Unanswered` if it has none: anybody may send one."""
     found: Any = answer
     for name in names:
         found = found.get(name) if isinstance(found, dict) else None

@@ -200,10 +200,7 @@ async def switch_taps(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefi
 
 
 async def fit(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefix: str) -> int:
-    """Give the streams that exist the subjects, the window and the bound of a message of `plans`; return how many changed.
-
-    Raises `AccessDenied` behind the door of a former release, which lets no synchronizer do that.
-    """
+    """Give the streams that exist the subjects, the window and the bound of a message of `plans`; return how many changed."""
     configs = {plan.name: stream_config(plan, prefix) for plan in plans}
     return sum(
         [await _update(jetstream, name, {each: config[each] for each in FITTED}) for name, config in configs.items()]
@@ -220,10 +217,7 @@ async def _update(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) ->
 
 
 async def _create(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) -> str:
-    """Create a stream and return the name of its cluster, if any; wait a moment for as many nodes as it has copies.
-
-    Raises `SettingsError` for a broker of fewer nodes, and what the API raises.
-    """
+    """Create a stream and return the name of its cluster, if any; wait a moment for as many nodes as it has copies."""
     connection = jetstream.connection
     deadline_s = connection.loop.time() + connection.options.peers_s
     while True:

@@ -174,10 +174,8 @@ class KeptRun:
             log.info("region.caught_up", run=self.run, messages=sent)
 
     async def sent_kept(self, stem: str) -> int | None:
-        """Return how many chunks of the contribution `stem` stay here once all are at the hub; None while they are being sent.
-
-        A second question joins what is under way: a second sending would take half of the link from the first.
-        """
+        """Return how many chunks of the contribution `stem` stay here once all are at the hub; None until then."""
+        # A second question joins what is under way: a second sending would take half of the link from the first.
         sending = self._sends.get(stem)
         if sending is None:
             sending = self._sends[stem] = asyncio.create_task(self._send_kept(stem))
@@ -302,14 +300,7 @@ class RegionKeeper:
         await self._connection.subscribe(f"{mine}.kept", self._on_message(self._serve_chunks))
 
     async def _mirrored_runs(self) -> Sequence[str]:
-        names: list[str] = []
-        offset, total = 0, 1
-        near = JetStream(self._connection, nearby=True)
-        while offset < total:
-            page = await near.api("STREAM.NAMES", {"offset": offset})
-            found = page.get("streams") or []
-            names += found
-            offset, total = offset + len(found), int(page.get("total", 0)) if found else 0
+        names = await JetStream(self._connection, nearby=True).list_streams("NAMES")
         return [named[1] for name in names if (named := _MIRROR.fullmatch(str(name)))]
 
     def _keep_run(self, run: str) -> KeptRun:
