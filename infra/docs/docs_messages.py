@@ -12,26 +12,14 @@ from typing import Any
 
 import msgspec
 from docs_api import markdown
+from docs_claims import ROOTS
 
 import atoll.wire
 import atoll.wire.subjects as subjects_module
 from atoll.base.docstrings import summary
 from atoll.run.taps import SIGNATURE_NOTE, TAPS, TAPS_VERSION, asyncapi, json_schemas, schema_name
 
-CARRIED_BY = {
-    "Beat": "`hb.<learner>`",
-    "Call": "`call.<fragment>`",
-    "Contribution": "`up.m.<shard>.<fragment>.<learner>`",
-    "Control": "`ctl.<who>`",
-    "Event": "`ev.<kind>.<who>`",
-    "Head": "`gl.head.<fragment>`",
-    "Lease": "`gl.lease.<shard>`",
-    "Member": "`mb.learner.<learner>`",
-    "Presence": "`sy.<host>`",
-    "RunRecord": "`gl.run`",
-    "StateOffer": "the reply to `ctl.<who>`",
-    "Verdict": "`ctl.<learner>.verdict`",
-}
+CARRIED_BY = {root.schema.__name__: root.where for root in ROOTS if root.schema.__module__.startswith("atoll.wire.")}
 """The subject of each message; every other struct travels inside one of these."""
 
 

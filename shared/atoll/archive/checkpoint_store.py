@@ -37,7 +37,6 @@ from atoll.archive.object_store import ArchiveStore, Name
 from atoll.archive.seals import Seals, read_object
 from atoll.base.errors import CheckpointError, ProtocolMisuse, on_one_line
 from atoll.base.logs import get
-from atoll.base.parsing import parsed
 from atoll.bus.interface import Signatures
 from atoll.wire.messages import SCHEMA, RunRecord
 
@@ -224,7 +223,7 @@ class CheckpointStore:
         if not self._seals.locked:
             return None
         try:
-            self._seals.read(part.path, MANIFEST_BYTES_MAX)
+            self._seals.read(part.path)
         except CheckpointError:
             try:
                 return frozenset(CheckpointStore(self.object_store, self.run).read(part).objects)
@@ -234,10 +233,7 @@ class CheckpointStore:
 
     def read(self, part: Part) -> Manifest:
         """Return a manifest; raise `CheckpointError` when it is not what its name says."""
-        try:
-            manifest = parsed(self._seals.read(part.path, MANIFEST_BYTES_MAX), Manifest)
-        except msgspec.MsgspecError as error:
-            raise CheckpointError("a manifest of the archive is damaged", got=f"{part.path}: {error}") from error
+        manifest = self._seals.decoded(part.path, Manifest, "a manifest of the archive")
         if fault := manifest.run.fault():
             raise CheckpointError("a manifest of the archive has no usable run", got=f"{part.path}: {fault}")
         if manifest.schema != SCHEMA or manifest.path != part.path:

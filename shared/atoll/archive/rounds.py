@@ -21,11 +21,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from atoll.archive.checkpoints import MANIFEST_BYTES_MAX, CheckpointObject, founding
+from atoll.archive.checkpoints import CheckpointObject, founding
 from atoll.archive.object_store import ArchiveStore
 from atoll.archive.seals import Seals, read_object
 from atoll.base.errors import CheckpointError
-from atoll.base.parsing import parsed
 from atoll.base.quantities import Count, Digest, Epoch, ShardNumber
 from atoll.bus.interface import Signatures
 from atoll.wire.messages import Contribution, Head, RunRecord
@@ -110,10 +109,7 @@ class RoundStore:
     def run(self) -> RunRecord:
         """Return the run record; raise `CheckpointError` where nothing was retained."""
         path = f"{self._folder}/run.json"
-        try:
-            record = parsed(self._seals.read(path, MANIFEST_BYTES_MAX), RunRecord)
-        except msgspec.MsgspecError as error:
-            raise CheckpointError("the run record of retained rounds is damaged", got=f"{path}: {error}") from error
+        record = self._seals.decoded(path, RunRecord, "the run record of retained rounds")
         if fault := record.fault():
             raise CheckpointError("retained rounds of no usable run", got=f"{path}: {fault}")
         return record
@@ -158,10 +154,7 @@ class RoundStore:
 
     def round(self, name: RoundName) -> RetainedRound:
         """Return a round; raise `CheckpointError` when it is not what its name says."""
-        try:
-            made = parsed(self._seals.read(name.path, MANIFEST_BYTES_MAX), RetainedRound)
-        except msgspec.MsgspecError as error:
-            raise CheckpointError("a retained round is damaged", got=f"{name.path}: {error}") from error
+        made = self._seals.decoded(name.path, RetainedRound, "a retained round")
         told = (made.head.fragment, made.head.version, made.epoch, made.head.digest, made.whole)
         if told != (name.fragment, name.version, name.epoch, name.digest, name.whole):
             raise CheckpointError("a retained round is not what its name says", got=name.path, allowed=told)
@@ -183,7 +176,7 @@ class RoundStore:
             if int(fields[2]) != due:
                 return lines, f"piece {due} of the facts of shard {shard} in epoch {epoch} is missing"
             try:
-                lines += self._seals.read(name.path, MANIFEST_BYTES_MAX).splitlines()
+                lines += self._seals.read(name.path).splitlines()
             except CheckpointError as error:
                 return lines, f"{error.what}: {error.got}"
             due += 1

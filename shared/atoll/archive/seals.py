@@ -5,12 +5,19 @@ The digest, on a line of its own, tells damage. A signature tells who wrote the 
 
 from __future__ import annotations
 
-from atoll.archive.checkpoints import CheckpointObject, digest_of_bytes
+from typing import TypeVar
+
+import msgspec
+
+from atoll.archive.checkpoints import MANIFEST_BYTES_MAX, CheckpointObject, digest_of_bytes
 from atoll.archive.object_store import ArchiveStore
 from atoll.base.errors import CheckpointError, PeerMisbehaved
+from atoll.base.parsing import parsed
 from atoll.bus.interface import Signatures
 from atoll.wire.messages import SIGNATURE, without_signature
 from atoll.wire.subjects import Subjects
+
+T = TypeVar("T")
 
 
 class Seals:
@@ -32,7 +39,14 @@ class Seals:
         text = self.signed(path, text)
         return digest_of_bytes(text).encode() + b"\n" + text
 
-    def read(self, path: str, bytes_max: int) -> bytes:
+    def decoded(self, path: str, kind: type[T], what: str) -> T:
+        """Return the struct whose text is at `path`; raise `CheckpointError` if `what` is damaged, or not believed."""
+        try:
+            return parsed(self.read(path), kind)
+        except msgspec.MsgspecError as error:
+            raise CheckpointError(f"{what} is damaged", got=f"{path}: {error}") from error
+
+    def read(self, path: str, bytes_max: int = MANIFEST_BYTES_MAX) -> bytes:
         """Return a text without digest and signature, both of which are checked; raise `CheckpointError` if they are wrong."""
         digest, _, text = self._object_store.get(path, bytes_max).partition(b"\n")
         if digest != digest_of_bytes(text).encode():

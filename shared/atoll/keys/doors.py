@@ -123,19 +123,14 @@ def doors(entrants: Sequence[Entrant], certificate: Path, key: Path, domain: str
         _core(_users(trusted), granted, asks_nodes=not domain),
         *(_isolated(one, apart[one.account]) for one in isolated),
     ]
-    return f"{_tls(certificate, key)}accounts {{\n{''.join(accounts)}}}\n"
+    return f"{tls(certificate, key)}accounts {{\n{''.join(accounts)}}}\n"
 
 
 def routes(certificate: Path, key: Path, authority: Path, pinned: str) -> str:
     """Return the part of a cluster's block that lets in exactly those nodes that hold the `key` of the `pinned` certificate."""
     # The authority may be one that signs for many. The pin keeps out what else it has signed.
     only = f"ca_file: {_text(authority)}, verify: true, pinned_certs: [{_text(pinned)}]"
-    return _tls(certificate, key, only)
-
-
-def leaves(certificate: Path, key: Path) -> str:
-    """Return the part of a hub's block for leaves: they come over TLS, as users of the accounts."""
-    return _tls(certificate, key)
+    return tls(certificate, key, only)
 
 
 def remote(hubs: Sequence[str], seed: str, authority: Path) -> str:
@@ -158,7 +153,8 @@ def _granted(one: Entrant, entrants: Sequence[Entrant], domain: str) -> Rights:
     return at_leaf(one.run, rights, domain) if domain else rights
 
 
-def _tls(certificate: Path, key: Path, more: str = "") -> str:
+def tls(certificate: Path, key: Path, more: str = "") -> str:
+    """Return the block of TLS with the broker's certificate and key; a hub's block for leaves needs nothing else."""
     files = f"cert_file: {_text(certificate)}, key_file: {_text(key)}"
     return f'tls {{ {files}, timeout: {TLS_TIMEOUT_S}, min_version: "1.3"{more and ", "}{more} }}\n'
 

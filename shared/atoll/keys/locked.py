@@ -23,7 +23,7 @@ from atoll.base.files import write_whole
 from atoll.base.logs import get
 from atoll.base.wording import DAY_S
 from atoll.keys.certificates import WARN_DAYS, ends_at_s, hosts_of, pin
-from atoll.keys.doors import PENDING_MAX, Entrant, check_entrants, doors, leaves, remote, routes
+from atoll.keys.doors import PENDING_MAX, Entrant, check_entrants, doors, remote, routes, tls
 from atoll.keys.identity import HeldIdentity, write_secret
 from atoll.keys.rights import ISOLATED, premerged
 from atoll.keys.roll import KeyFolder, Roll, stamp_of, stamp_tags
@@ -178,7 +178,7 @@ class LockedDoor:
         files = {key: self._shown.key, certificate: self._shown.certificate}
         authority = self._store / AUTHORITY
         if self.leaves is not None:
-            files[self.leaves] = leaves(certificate, key)
+            files[self.leaves] = tls(certificate, key)
         if self._region is not None and self.remote is not None:
             mine = self._region.identity
             seen = [one for one in self._entrants if one.run == mine.run and _belongs(one, self._region.domain)]
