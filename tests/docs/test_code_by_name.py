@@ -36,6 +36,7 @@ LOOKED_UP: Final = "an attribute by a variable"
 OUR_NAMES: Final = {
     "atoll.archive.replay": "fields of `Included`",
     "atoll.base.parsing": "fields of the struct that was parsed",
+    "atoll.cli.fates": "sums of an epoch",
     "atoll.client.checkpoints": "fields of a checkpoint's note",
     "atoll.client.join": "options of `JoinOptions`",
     "atoll.client.options": "options of `JoinOptions`",
@@ -47,7 +48,6 @@ OUR_NAMES: Final = {
     "atoll_learner.data.mixture": "fields of the meta file",
     "atoll_learner.export": "fields of `ModelSettings`",
     "atoll_learner.model_settings": "fields of `ModelSettings`",
-    "atoll_monitor.metrics": "metrics of ours",
     "atoll_simulator.fleet.parameters": "fields of `FleetParameters`",
     "atoll_simulator.fleet.cells": "columns of the report",
     "atoll_simulator.planner.answer": "fields of `ProtocolSettings`",

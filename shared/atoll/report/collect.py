@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import msgspec
@@ -314,7 +314,7 @@ def curves_of_run(view: History) -> dict[str, Any]:
         "began_s": round(began_s, 3),
         "learners": [
             # In the bins of the whole run, so that the tokens/s of all learners add up to the run's.
-            asdict(learner_curve(name, lines[name], began_s)) | {"tokens_per_s": rates(parts[name], span).tokens_per_s}
+            learner_curve(name, lines[name], began_s) | {"tokens_per_s": rates(parts[name], span).tokens_per_s}
             for name in list(lines)[:LEARNERS_MAX]
         ],
         "learners_left_out": max(0, len(lines) - LEARNERS_MAX),

@@ -421,9 +421,9 @@ def curves_of(view: History, facts: PageFacts) -> dict[str, Any]:
     for one in shown_learners(view):
         measured = [line for line in lines[one.learner] if line.fields.loss is not None]
         known = learner_curve(one.learner, measured, began_s)
-        losses.append({"learner": one.learner, "at_s": known.at_s, "loss": known.loss})
+        losses.append({name: known[name] for name in ("learner", "at_s", "loss")})
         whole = learner_curve(one.learner, lines[one.learner], began_s)
-        lags.append({"learner": one.learner, "at_s": whole.at_s, "lag": whole.lag, "overhead": whole.overhead})
+        lags.append({name: whole[name] for name in ("learner", "at_s", "lag", "overhead")})
         speeds.append({"learner": one.learner, "tokens_per_s": rates(own[one.learner], span).tokens_per_s})
     return {
         "run": facts.run,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from atoll.run.history import History
 from atoll.run.process_views import LearnerView, Sample
@@ -52,17 +52,6 @@ class Rates:
         return {"at_s": at_s, "tokens_per_s": self.tokens_per_s, "goodput": self.goodput}
 
 
-@dataclass(frozen=True, slots=True)
-class LearnerCurve:
-    """Samples of a learner over time, at most `POINTS_MAX` samples; a loss is None where it knew none."""
-
-    learner: str
-    at_s: list[float]
-    loss: list[float | None]
-    overhead: list[float]
-    lag: list[int]
-
-
 def thinned(items: Sequence[T], len_max: int) -> list[T]:
     """Return at most `len_max` of `items`, evenly chosen, always with the first and the last."""
     if len(items) <= len_max:
@@ -80,16 +69,19 @@ def first_s(view: History) -> float:
     return min(known, default=0.0)
 
 
-def learner_curve(learner: str, lines: Sequence[Sample], began_s: float) -> LearnerCurve:
-    """Return a learner's curve from its samples in order, with times in seconds since `began_s`."""
+def learner_curve(learner: str, lines: Sequence[Sample], began_s: float) -> dict[str, Any]:
+    """Return at most `POINTS_MAX` samples of a learner in plain JSON values, with times in seconds since `began_s`.
+
+    A loss is None where it knew none.
+    """
     kept = thinned(lines, POINTS_MAX)
-    return LearnerCurve(
-        learner,
-        [round(line.at_s - began_s, 2) for line in kept],
-        [None if line.fields.loss is None else round(line.fields.loss, 5) for line in kept],
-        [round(line.fields.overhead, 6) for line in kept],
-        [line.fields.lag_versions for line in kept],
-    )
+    return {
+        "learner": learner,
+        "at_s": [round(line.at_s - began_s, 2) for line in kept],
+        "loss": [None if line.fields.loss is None else round(line.fields.loss, 5) for line in kept],
+        "overhead": [round(line.fields.overhead, 6) for line in kept],
+        "lag": [line.fields.lag_versions for line in kept],
+    }
 
 
 def lines_of(learner: LearnerView, recent: Iterable[Sample] = ()) -> list[Sample]:

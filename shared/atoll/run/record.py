@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -68,7 +67,8 @@ async def check_run(bus: Bus, offer: RunRecord) -> RunRecord:
     _check_what_travels(run, offer)
     check_tensors(run, offer.layout.tensors, "use the run's model, or another run id")
     check_frozen(run, offer.frozen)
-    if other := [f"{name} = {theirs} of the run, not {ours}" for name, theirs, ours in _other_rules(run, offer)]:
+    rules = [(one.name, run.layout.rule_of(one.name), offer.layout.rule_of(one.name)) for one in offer.layout.tensors]
+    if other := [f"{name} = {theirs} of the run, not {ours}" for name, theirs, ours in rules if theirs != ours]:
         log.warning(
             "rules.ignored",
             leaves=few(other, RULES_NAMED, "; "),
@@ -103,7 +103,7 @@ def _check_what_travels(run: RunRecord, offer: RunRecord) -> None:
     if theirs.keys() == ours.keys() or not shared or any(theirs[name] != ours[name] for name in shared):
         return
     frozen_there, frozen_here = ({leaf.name for leaf in each.frozen} for each in (run, offer))
-    told = [
+    differences = [
         f"{name!r} is merged here, and {'frozen' if name in frozen_there else 'local or missing'} in the run"
         for name in ours
         if name not in shared
@@ -114,18 +114,10 @@ def _check_what_travels(run: RunRecord, offer: RunRecord) -> None:
     ]
     raise LayoutMismatch(
         f"this island merges other leaves than run {run.run!r}",
-        got=few(told, RULES_NAMED, "; "),
+        got=few(differences, RULES_NAMED, "; "),
         allowed=f"the rules of leaves, and the model, of its founder {run.founder}",
         todo="give the same JoinOptions.merge as the founder; if a leaf is missing, use the run's model, or another run id",
     )
-
-
-def _other_rules(run: RunRecord, offer: RunRecord) -> Iterator[tuple[str, str, str]]:
-    """Yield the leaves that are merged in another way than the run's, with the run's rule and the offered one."""
-    for tensor in offer.layout.tensors:
-        theirs, ours = (each.layout.rule_of(tensor.name) for each in (run, offer))
-        if theirs != ours:
-            yield tensor.name, theirs, ours
 
 
 def check_tensors(run: RunRecord, tensors: tuple[TensorSpec, ...], todo: str) -> None:
@@ -145,13 +137,7 @@ def check_frozen(run: RunRecord, ours: tuple[FrozenLeaf, ...]) -> None:
     for name in {**known, **held}:
         if known.get(name) == held.get(name):
             continue
-        got = (
-            "other values here"
-            if name in known and name in held
-            else "frozen here"
-            if name in held
-            else "not frozen here"
-        )
+        got = "not frozen here" if name not in held else "other values here" if name in known else "frozen here"
         raise LayoutMismatch(
             f"the leaf {name!r} is not as run {run.run!r} has it",
             got=got,
