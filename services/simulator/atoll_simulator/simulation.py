@@ -238,11 +238,11 @@ class Simulation:
                 return "stopped", ""
             if self.clock.monotonic() - self._stepped_s > self._idle_s():
                 return "failed", f"nobody has trained for {self._idle_s():,.0f} s of virtual time"
-            if not any(self.world.alive(name) for name in self._up.learners):
+            if not any(self.world.actor(name).alive for name in self._up.learners):
                 reached = bool(target) and self._view.run_tokens >= target
-                if reached or any(self.world.has_left(name) for name in self._up.learners):
+                if reached or any(self.world.actor(name).left for name in self._up.learners):
                     return "finished", ""
-                if not any(self.world.due(name) for name in self._up.learners):
+                if not any(self.world.actor(name).due for name in self._up.learners):
                     return self._without_learners()
             await asyncio.sleep(POLL_S)
 
@@ -253,7 +253,7 @@ class Simulation:
         return IDLE_S + scenario.start_s + IDLE_STEPS * slowest
 
     def _without_learners(self) -> tuple[str, str]:
-        if all(self.world.was_dismissed(name) for name in self._up.learners):
+        if all(self.world.actor(name).dismissed for name in self._up.learners):
             return "stopped", ""
         return "failed", "every learner is dead or has failed, and none returns"
 
@@ -271,7 +271,7 @@ class Simulation:
 
     async def _until_gone(self, names: Any, patience_s: float) -> None:  # noqa: ANN401  (names)
         deadline_s = self.clock.monotonic() + patience_s
-        while any(self.world.alive(name) for name in names) and self.clock.monotonic() < deadline_s:
+        while any(self.world.actor(name).alive for name in names) and self.clock.monotonic() < deadline_s:
             self._check([])
             await asyncio.sleep(POLL_S)
 

@@ -45,7 +45,10 @@ class ProcessLife:
 
 @dataclass(slots=True)
 class Actor:
-    """A process of the run: the work of a life, the present life, and whether another is due."""
+    """A process of the run: the work of a life, the present life, and whether another is `due`.
+
+    It was `dismissed` when it was asked to leave, and has `left` when its newest life ended well and by itself.
+    """
 
     name: str
     serve: Callable[[ProcessLife], Coroutine[Any, Any, None]]
@@ -108,21 +111,9 @@ class SimulatedWorld:
         if self._scenario.failures.mtbi_s > 0:
             self._tasks.append(self._loop.create_task(self._die_at_random(name)))
 
-    def alive(self, name: str) -> bool:
-        """Return whether a process lives."""
-        return self._actors[name].alive
-
-    def due(self, name: str) -> bool:
-        """Return whether a process is alive or will live again."""
-        return self._actors[name].alive or self._actors[name].due
-
-    def has_left(self, name: str) -> bool:
-        """Return whether the newest life of a process ended well and by itself, because it was done."""
-        return self._actors[name].left
-
-    def was_dismissed(self, name: str) -> bool:
-        """Return whether a process was asked to leave."""
-        return self._actors[name].dismissed
+    def actor(self, name: str) -> Actor:
+        """Return a process, to read from."""
+        return self._actors[name]
 
     def dismiss(self, name: str) -> None:
         """Ask a process to leave in good order; it does not start again."""
@@ -238,6 +229,6 @@ class SimulatedWorld:
         failures, dice = self._scenario.failures, self.dice(name, "failures")
         while True:
             await asyncio.sleep(dice.expovariate(1.0 / failures.mtbi_s))
-            if self.alive(name):
+            if self._actors[name].alive:
                 self.kill(name, failures.return_s)
                 await asyncio.sleep(failures.return_s)

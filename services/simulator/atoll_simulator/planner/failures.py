@@ -44,20 +44,10 @@ POISSON_MEAN_MAX = 500.0
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Failures of machines and how long each takes, in seconds.
+    """Failures of machines and how long each takes, in seconds; fields of `FleetParameters` mean the same here.
 
-    Attributes:
-        mtbi_s: mean time between interruptions of one chip.
-        slice_chips: chips that are lost together.
-        return_s: how long a lost slice or learner stays away.
-        downscale_s: a learner's stop when it loses a slice.
-        upscale_s: its stop when it takes slices in again.
-        admission_s: shortest time between two such stops.
-        restart_s: a rigid job's stop at each failure; it also loses its work since it last kept its progress.
-        checkpoint_s: time between two of these; 0 for after every step, however short.
-        notice_s: how long steps go on, and count, after a failure.
-        stall_again: share of the failures during a stop that begin it anew.
-        loss_per_hour: share of whole learners lost in an hour; above 0 it replaces the failures of chips.
+    `mtbi_s` is the mean time between interruptions of one chip. `loss_per_hour` is the share of whole learners that is lost
+    in an hour; above 0 it replaces the failures of chips.
     """
 
     mtbi_s: float = FLEET.mtbi_s
