@@ -9,7 +9,7 @@ import unicodedata
 import msgspec
 import pytest
 
-from atoll.base.parsing import DEPTH_MAX, converted, parsed, parsed_toml
+from atoll.base.parsing import DEPTH_MAX, convert, parsed, parsed_toml
 from atoll.base.quantities import Text
 from atoll.wire.messages import encode
 from support.founded_run import run_record
@@ -46,14 +46,14 @@ def test_a_text_holds_nothing_that_nobody_sees() -> None:
     for one in unseen:
         for text in (one, f"a{one}", f"{one}b", f"a{one}b"):
             with pytest.raises(msgspec.ValidationError):
-                converted(text, Text)
+                convert(text, Text)
 
 
 def test_a_text_may_be_of_any_script() -> None:
     for text in (
         *("", "block_0/attention.wq", "Größe 3 µs", "e\u0301", "שלום", "سلام", "模型 一", "नमस्ते", "🚀", "a\u00a0b"),
     ):
-        assert converted(text, Text) == text
+        assert convert(text, Text) == text
 
 
 def test_threads_may_meet_a_type_at_once() -> None:
@@ -70,7 +70,7 @@ def test_what_is_no_json_is_one_kind_of_error() -> None:
         with pytest.raises(msgspec.MsgspecError):
             parsed(data, kind)
     with pytest.raises(msgspec.ValidationError):
-        converted({}, int)
+        convert({}, int)
 
 
 @pytest.mark.parametrize(

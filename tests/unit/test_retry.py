@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from atoll.base.errors import BlobGone, BrokerUnavailable, StorageFull
-from atoll.base.retry import RETRY_S, RETRY_S_MAX, ended, patiently, pause_s
+from atoll.base.retry import RETRY_S, RETRY_S_MAX, cancel_all, patiently, pause_s
 
 
 class PausedClock:
@@ -99,7 +99,7 @@ async def test_a_task_that_loses_a_cancellation_is_ended() -> None:
 
     tasks = [asyncio.create_task(losing()), asyncio.create_task(failing())]
     await asyncio.sleep(0)
-    await ended(tasks)
+    await cancel_all(tasks)
 
     assert tasks[0].cancelled()
     assert tasks[1].done()

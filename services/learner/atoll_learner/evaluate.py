@@ -29,7 +29,7 @@ from atoll.base.errors import AtollError, BrokerUnavailable, BusError, PeerMisbe
 from atoll.base.extras import is_installed
 from atoll.base.health import live
 from atoll.base.logs import configure, get
-from atoll.base.retry import ended
+from atoll.base.retry import cancel_all
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.run.heads import read_heads
@@ -162,7 +162,7 @@ async def _open_bus(stop: asyncio.Event, settings: Settings, *, last: bool) -> B
         if opening.done():
             return await opening
     finally:
-        await ended([stopping, opening])
+        await cancel_all([stopping, opening])
     if last:
         raise BrokerUnavailable("no broker answered when we were told to stop", todo=EXPORT_LATER)
     return None

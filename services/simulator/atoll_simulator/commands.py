@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.base.wording import DAY_S, counted, within
+from atoll.base.wording import DAY_S, check_within, counted
 from atoll.cli.options import (
     Assignments,
     Broker,
@@ -148,7 +148,7 @@ def goodput(  # noqa: PLR0913  (one option each)
     from atoll_simulator.fleet import cells  # noqa: PLC0415  (a verb loads what it needs when it runs)
 
     (fleet,) = _chosen(numbers, FleetParameters)
-    within("--seeds", seeds, 1, cells.SEEDS_MAX)
+    check_within("--seeds", seeds, 1, cells.SEEDS_MAX)
     systems, sizes = cells.systems_in(rows), cells.sizes_in(chips)
     folder = cells.folder_for(out, "goodput.json")
     cells.check(fleet, systems, sizes, range(seeds), days)
@@ -544,7 +544,7 @@ def what_if(  # noqa: PLR0913  (one option each)
 ) -> None:
     """Print the check and the change; leave with 1 when the simulation misses the recording. Nothing of the run is changed."""
     from atoll.base.errors import SettingsError  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll.base.wording import within  # noqa: PLC0415
+    from atoll.base.wording import check_within  # noqa: PLC0415
     from atoll.cli.output import say_lines  # noqa: PLC0415
     from atoll.cli.reading import recording_of  # noqa: PLC0415
     from atoll_simulator.what_if.comparison import (  # noqa: PLC0415
@@ -557,8 +557,8 @@ def what_if(  # noqa: PLR0913  (one option each)
     from atoll_simulator.what_if.recording import fit_recording  # noqa: PLC0415
     from atoll_simulator.what_if.replay import parse_change  # noqa: PLC0415
 
-    within("--seeds", seeds, 2, SEEDS_MAX)
-    within("--miss-max", miss_max, 0.0, 10.0)
+    check_within("--seeds", seeds, 2, SEEDS_MAX)
+    check_within("--miss-max", miss_max, 0.0, 10.0)
     if folder is not None and out is not None:
         raise SettingsError("one run at a time", got=f"{folder} and --out {out}", todo="name its folder once")
     where = folder if out is None else out

@@ -25,7 +25,7 @@ from atoll.base import fact_dumps
 from atoll.base.clock import Clock, Identity, this_process
 from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict, StorageFull
 from atoll.base.logs import get
-from atoll.base.retry import bounded
+from atoll.base.retry import wait_at_most
 from atoll.bus.interface import Bus, Record
 from atoll.protocol.events import Command, RenewLease, StandDown, TakeLease
 from atoll.protocol.ledger import Ledger, newest
@@ -174,7 +174,7 @@ class LeaseKeeper:
 
     async def _soon(self, request: Coroutine[Any, Any, T]) -> T:
         try:
-            return await bounded(request, self._machine.patience_s)
+            return await wait_at_most(request, self._machine.patience_s)
         except TimeoutError as error:
             within = f"no answer within {self._machine.patience_s:g} s"
             raise BrokerUnavailable("the lease cannot be reached", got=within) from error

@@ -26,7 +26,7 @@ from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, BlobGone, BrokerUnavailable, BusError, PeerMisbehaved, RunReplaced
 from atoll.base.logs import get
 from atoll.base.parallel import off_loop
-from atoll.base.retry import ended, patiently
+from atoll.base.retry import cancel_all, patiently
 from atoll.bus.interface import Bus, CoreMessage, Subscription
 from atoll.merge.correction import MomentumReference, correction_of
 from atoll.merge.fold import FragmentFold, PartialMerge
@@ -101,7 +101,7 @@ class RegionService:
             return await self._ended
         finally:
             await self._background.stop()
-            await ended([listening])
+            await cancel_all([listening])
             if not listening.cancelled() and listening.exception() is None:
                 await listening.result().close()
             for work in self._works.values():

@@ -25,7 +25,7 @@ from atoll.base.background_tasks import BackgroundTasks
 from atoll.base.clock import Clock, Identity, this_process
 from atoll.base.errors import AtollError, BrokerUnavailable, BusError, ProtocolMisuse, RecordConflict, StorageFull
 from atoll.base.logs import get
-from atoll.base.retry import ended, patiently
+from atoll.base.retry import cancel_all, patiently
 from atoll.bus.interface import Bus
 from atoll.merge.outer import make_outer
 from atoll.protocol.events import (
@@ -243,7 +243,7 @@ class ShardService:
                 raise RecordConflict("this candidacy ended before it began to serve")
             doing.result()
         finally:
-            await ended([doing])
+            await cancel_all([doing])
 
     def order_drain(self) -> None:
         """Finish when the last learner has left and the queue is empty; a standby leaves when the shard has an owner."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from atoll.base.retry import ended
+from atoll.base.retry import cancel_all
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class BackgroundTasks:
         self._stopped = True
         for handle in self._timers.values():
             handle.cancel()
-        await ended(list(self._tasks))
+        await cancel_all(list(self._tasks))
 
     def _fire(self, name: str, call: Callable[[str], None]) -> None:
         self._timers.pop(name, None)

@@ -23,7 +23,7 @@ Format = Literal["auto", "json", "console"]
 
 @dataclass(slots=True)
 class Outlet:
-    """How this process speaks: whether the error that ends it is a line of its JSON log; None until that is configured."""
+    """The voice of this process: whether the error that ends it is a line of its JSON log; None until that is configured."""
 
     last_word_as_json: bool | None = None
 

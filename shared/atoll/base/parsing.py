@@ -85,7 +85,7 @@ def fault_of(error: msgspec.MsgspecError) -> str:
     return for_a_terminal(on_one_line(str(error)[:FAULT_CHARS_MAX]))
 
 
-def converted(value: object, kind: type[T]) -> T:
+def convert(value: object, kind: type[T]) -> T:
     """Return plain values (of JSON, say) as a `kind`; raise `msgspec.ValidationError` if they are none."""
     _meet(kind)
     return msgspec.convert(value, kind)

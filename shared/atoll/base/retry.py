@@ -35,7 +35,7 @@ class Unanswered(Exception):
     """No answer came: time-out, lost connection, or no responder. The request may have been carried out."""
 
 
-async def bounded(
+async def wait_at_most(
     work: Awaitable[T], timeout_s: float, *also: asyncio.Future[None], moves: Callable[[], bool] | None = None
 ) -> T:
     """Return the result of `work`; raise `TimeoutError` after `timeout_s` or once one of `also` is done.
@@ -61,7 +61,7 @@ async def bounded(
     return task.result()
 
 
-async def ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
+async def cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """Cancel `tasks` until all of them have ended: one cancellation may be lost, also in `wait_for` of Python 3.11."""
     while running := [task for task in tasks if not task.done()]:
         for task in running:

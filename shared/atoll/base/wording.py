@@ -50,7 +50,7 @@ def few(names: Iterable[str], most: int, sep: str = ", ", *, of: int | None = No
     return sep.join(named) + (f" and {left_out:,} more" if left_out > 0 else "")
 
 
-def within(flag: str, got: float, low: float, high: float) -> None:
+def check_within(flag: str, got: float, low: float, high: float) -> None:
     """Raise `SettingsError` unless `low <= got <= high`; a NaN is never within."""
     if not low <= got <= high:
         allowed = f"{low:g}..{high:g}"

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced, on_one_line
-from atoll.base.retry import bounded
+from atoll.base.retry import wait_at_most
 from atoll.bus.interface import ForwardingBus
 from atoll.wire.blobs import Upload
 from atoll.wire.messages import RunRecord, decode, unproven
@@ -208,7 +208,7 @@ class SignedBus(ForwardingBus):
         """Read the run record, if there is one; raise `BrokerUnavailable` if it cannot be read, for a `live` message soon."""
         record = self.get_record(self._subjects.run_record)
         try:
-            await (bounded(record, LOOK_S) if live else record)
+            await (wait_at_most(record, LOOK_S) if live else record)
         except RunReplaced:  # the broker has no streams of this run
             return
         except TimeoutError:

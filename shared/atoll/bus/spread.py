@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced, SettingsError
 from atoll.base.logs import get
-from atoll.base.retry import all_of, ended
+from atoll.base.retry import all_of, cancel_all
 from atoll.base.wording import few
 from atoll.bus.interface import ForwardingBus, StoredCounts
 from atoll.bus.subscriptions import BufferedSubscription
@@ -245,7 +245,7 @@ class SpreadBus(ForwardingBus):
         return merged
 
     async def _hush(self, merged: BufferedSubscription) -> None:
-        await ended(self._feeders.pop(merged, []))
+        await cancel_all(self._feeders.pop(merged, []))
 
     async def close(self) -> None:
         for merged in list(self._feeders):

@@ -34,7 +34,7 @@ EVERYTHING: Final = re.compile("")
 
 
 class Convention(NamedTuple):
-    """How a library names leaves that no optimizer trains; the module's docstring says when a row fits."""
+    """A library's names of leaves that no optimizer trains; the module's docstring says when a row fits."""
 
     library: str
     rule: Untrained

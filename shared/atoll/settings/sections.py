@@ -238,7 +238,7 @@ class UpSettings(Section):
 
 
 class LogSettings(Section):
-    """How a process logs.
+    """Logging of a process.
 
     Attributes:
         format: "json" (a line for each event), "console" (for people), or "auto": JSON unless the output is a terminal.

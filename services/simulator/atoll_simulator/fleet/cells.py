@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from atoll.base.errors import EnvironmentFault, SettingsError
 from atoll.base.files import write_whole
-from atoll.base.wording import DAY_S, count, within
+from atoll.base.wording import DAY_S, check_within, count
 from atoll_simulator import confidence
 from atoll_simulator.fleet.chance import Engine, slowest_mean
 from atoll_simulator.fleet.chips import Chips, Lived, Rigid
@@ -168,8 +168,8 @@ def check(
 ) -> None:
     """Raise `SettingsError` for a table that cannot be simulated, or not in a reasonable time."""
     fleet.check()
-    within("--days", days, 1e-4, 36_500.0)
-    within("--seeds", len(seeds), 1, SEEDS_MAX)
+    check_within("--days", days, 1e-4, 36_500.0)
+    check_within("--seeds", len(seeds), 1, SEEDS_MAX)
     for system in systems:
         for chips in sizes:
             split(chips, learners_of(system), fleet.slice_chips)

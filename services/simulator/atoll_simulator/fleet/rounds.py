@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from atoll.base.errors import AtollError, ProtocolMisuse
-from atoll.base.wording import counted, within
+from atoll.base.wording import check_within, counted
 from atoll.protocol import invariants
 from atoll.protocol.events import (
     Acknowledge,
@@ -349,8 +349,8 @@ def rounds(
 ) -> RoundsReport:
     """Train on a fleet for a window, and return what happened."""
     chips, learners, steps = window.chips, window.learners, window.steps
-    within("--learners", learners, 1, TRAINERS_MAX)
-    within("--steps", steps, 1, STEPS_MAX)
+    check_within("--learners", learners, 1, TRAINERS_MAX)
+    check_within("--steps", steps, 1, STEPS_MAX)
     whole = split(chips, learners, fleet.check().slice_chips)
     affordable(
         chips, steps * fleet.step_s, fleet, FAILURES_MAX, "take fewer --steps or --chips, or a longer --mtbi-days"

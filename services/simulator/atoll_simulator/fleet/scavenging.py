@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from atoll.base.errors import SettingsError
-from atoll.base.wording import within
+from atoll.base.wording import check_within
 from atoll_simulator.fleet.chance import Engine
 from atoll_simulator.fleet.parameters import Exchange, FleetParameters
 from atoll_simulator.fleet.rounds import STEPS_MAX, TRAINERS_MAX, Rounds
@@ -51,10 +51,10 @@ def join(
     fleet: FleetParameters, exchange: Exchange, learners: int, copies: Sequence[float], seed: int
 ) -> list[JoinCost]:
     """Let a learner join `learners` others, with a copy that takes so many steps, once for each of `copies`."""
-    within("--learners", learners, 1, TRAINERS_MAX)
+    check_within("--learners", learners, 1, TRAINERS_MAX)
     rows = []
     for copy in copies:
-        within("--copy-steps", copy, 0.0, COPY_STEPS_MAX)
+        check_within("--copy-steps", copy, 0.0, COPY_STEPS_MAX)
         come_s = 2.0 * exchange.interval_steps * fleet.step_s
         until_s = come_s + (copy + 3.0 * exchange.interval_steps) * fleet.step_s
         alone = _begin_run(fleet, exchange, learners, seed)
@@ -132,10 +132,10 @@ class Budget:
 
     def check(self, extras: Sequence[float]) -> Budget:
         """Return self, or raise `SettingsError`."""
-        within("--learners", self.learners, 1, TRAINERS_MAX)
-        within("--steps", self.steps, 10, STEPS_MAX)
-        within("--waves", self.waves, 1, min(WAVES_MAX, self.steps // 2))
-        within("--stall-s", self.stall_s, 0.0, 1e9)
+        check_within("--learners", self.learners, 1, TRAINERS_MAX)
+        check_within("--steps", self.steps, 10, STEPS_MAX)
+        check_within("--waves", self.waves, 1, min(WAVES_MAX, self.steps // 2))
+        check_within("--stall-s", self.stall_s, 0.0, 1e9)
         for extra in extras:
             helpers = extra * self.learners
             if not (0.0 <= helpers <= TRAINERS_MAX and math.isclose(helpers, round(helpers))):

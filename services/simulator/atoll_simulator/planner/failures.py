@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 
-from atoll.base.wording import DAY_S, within
+from atoll.base.wording import DAY_S, check_within
 from atoll_simulator.fleet.parameters import FleetParameters
 
 HOUR_S = 3600.0
@@ -67,8 +67,8 @@ class Failures:
         for each in fields(FleetParameters):
             name, got = each.name, self.mtbi_s / DAY_S if each.name == "mtbi_days" else getattr(self, each.name, None)
             if got is not None:
-                within("--" + name.replace("_", "-"), got, each.metadata["low"], each.metadata["high"])
-        within("--loss-per-hour", self.loss_per_hour, 0.0, LOSS_PER_HOUR_MAX)
+                check_within("--" + name.replace("_", "-"), got, each.metadata["low"], each.metadata["high"])
+        check_within("--loss-per-hour", self.loss_per_hour, 0.0, LOSS_PER_HOUR_MAX)
         return self
 
 

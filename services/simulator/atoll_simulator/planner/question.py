@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from atoll.base.errors import SettingsError
 from atoll.base.quantities import LEARNERS_MAX
-from atoll.base.wording import within
+from atoll.base.wording import check_within
 from atoll.bus.options import DEFAULTS
 from atoll.codec import FORMATS, KEYFRAME
 from atoll.protocol.settings import ProtocolSettings
@@ -175,7 +175,7 @@ class Question:
                 allowed="one rate, or one per region, in both",
                 todo="correct --bandwidth-down",
             )
-        within("--learners", self.learners, 1, LEARNERS_MAX)
+        check_within("--learners", self.learners, 1, LEARNERS_MAX)
         if len(self.links.up) > self.learners:
             raise SettingsError(
                 "there are regions without a learner",
@@ -183,19 +183,19 @@ class Question:
                 allowed="at most as many regions as learners",
                 todo="leave rates out of --bandwidth, or raise --learners",
             )
-        within("--per-region", self.per_region, 1, self.learners)
-        within("--step-s", self.step_s, 1e-6, 1e6)
-        within("--step-tokens", self.step_tokens, 1, 1 << 53)
-        within("--layers", self.layers, 1, 100_000)
-        within("--reduce-bits", self.reduce_bits, 0.1, 64.0)
-        within("--tokens", self.tokens, 0, 1e24)
-        within("--chips", self.chips, 1, 1 << 40)
-        within("--rtt-ms", 1000.0 * self.links.rtt_s, 0.0, 100_000.0)
-        within("--loss", self.links.loss, 0.0, 0.5)
-        within("--merge-s", self.links.merge_s, 0.0, 1e6)
-        within("--chip-hour", self.prices.chip_hour, 0.0, 1e9)
-        within("--egress-gb", self.prices.egress_gb, 0.0, 1e9)
-        within("--shard-memory-gb", self.shard_memory_bytes / 1e9, 1e-9, 1e9)
+        check_within("--per-region", self.per_region, 1, self.learners)
+        check_within("--step-s", self.step_s, 1e-6, 1e6)
+        check_within("--step-tokens", self.step_tokens, 1, 1 << 53)
+        check_within("--layers", self.layers, 1, 100_000)
+        check_within("--reduce-bits", self.reduce_bits, 0.1, 64.0)
+        check_within("--tokens", self.tokens, 0, 1e24)
+        check_within("--chips", self.chips, 1, 1 << 40)
+        check_within("--rtt-ms", 1000.0 * self.links.rtt_s, 0.0, 100_000.0)
+        check_within("--loss", self.links.loss, 0.0, 0.5)
+        check_within("--merge-s", self.links.merge_s, 0.0, 1e6)
+        check_within("--chip-hour", self.prices.chip_hour, 0.0, 1e9)
+        check_within("--egress-gb", self.prices.egress_gb, 0.0, 1e9)
+        check_within("--shard-memory-gb", self.shard_memory_bytes / 1e9, 1e-9, 1e9)
         return self
 
     def _check_protocol(self) -> None:

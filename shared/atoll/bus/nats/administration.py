@@ -26,7 +26,7 @@ from nats.aio.msg import Msg
 from atoll.base.clock import unix_s
 from atoll.base.errors import AccessDenied, BusError, EnvironmentFault, SettingsError
 from atoll.base.parsing import parsed
-from atoll.base.retry import Unanswered, bounded
+from atoll.base.retry import Unanswered, wait_at_most
 from atoll.bus.interface import NODES, NodeStatus, StoredCounts, StoredRun, StreamState
 from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.framing import NOBODY, STATUS
@@ -150,7 +150,7 @@ async def node_statuses(connection: Connection, wait_s: float) -> list[NodeStatu
         while (left_s := deadline_s - connection.loop.time()) > 0.0:
             named = {peer for node in found.values() for peer in node.peers}
             try:
-                message = await bounded(answers.get(), min(left_s, QUIET_S))
+                message = await wait_at_most(answers.get(), min(left_s, QUIET_S))
             except TimeoutError:
                 if found and named <= found.keys():
                     break
@@ -349,7 +349,7 @@ class BrokerProbe:
             expected = sent * COPIES
             if len(arrived) < expected:
                 with contextlib.suppress(TimeoutError):
-                    await bounded(wanted.wait(), DRAINING_S)
+                    await wait_at_most(wanted.wait(), DRAINING_S)
         finally:
             for key in keys:
                 await main.unsubscribe(key)

@@ -11,7 +11,7 @@ from itertools import islice, repeat
 from nats.aio.msg import Msg
 
 from atoll.base.errors import AccessDenied, BrokerUnavailable, SettingsError
-from atoll.base.retry import Unanswered, ended
+from atoll.base.retry import Unanswered, cancel_all
 from atoll.bus.interface import (
     CoreMessage,
     NodeStatus,
@@ -358,7 +358,7 @@ class JetStreamBus:
 
     async def close(self) -> None:
         try:
-            await ended([task for task in (self._together, self._live) if task is not None])
+            await cancel_all([task for task in (self._together, self._live) if task is not None])
             for consumer in self._consumers:
                 with contextlib.suppress(BrokerUnavailable, AccessDenied):
                     await consumer.close()

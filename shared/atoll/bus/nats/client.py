@@ -31,7 +31,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.protocol.parser import Parser
 
-from atoll.base.retry import bounded, ended
+from atoll.base.retry import cancel_all, wait_at_most
 from atoll.bus.nats.framing import Frame, Message, read_headers, text_of
 from atoll.bus.nats.transport import QUEUE_BYTES, SocketTransport
 from atoll.bus.options import BusOptions
@@ -179,12 +179,12 @@ class WireClient(Client):
         self._is_ending = True
         try:
             with contextlib.suppress(TimeoutError, errors.Error, OSError):
-                await bounded(self.close(), within_s)
+                await wait_at_most(self.close(), within_s)
         finally:
             self.abort()
-        await ended(self._tasks())
+        await cancel_all(self._tasks())
         while not all(task.done() for task in self._tasks()):
-            await ended(self._tasks())  # one that connected again has begun others before it ended
+            await cancel_all(self._tasks())  # one that connected again has begun others before it ended
 
     def _tasks(self) -> list[asyncio.Task[Any]]:
         lasting = (self._reading_task, self._ping_interval_task, self._flusher_task)
@@ -221,7 +221,7 @@ class WireClient(Client):
         self.abort()
         earlier = list(self._reconnections)
         with _present_in(self._reconnections):
-            await ended(earlier)  # one that goes on would take the sockets of this one
+            await cancel_all(earlier)  # one that goes on would take the sockets of this one
             self.abort()  # and may have put another in place meanwhile
             await super()._attempt_reconnect()
 

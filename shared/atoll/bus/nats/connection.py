@@ -39,7 +39,7 @@ from nats.aio.subscription import Subscription
 from atoll.base import logs
 from atoll.base.background_tasks import LoopThread
 from atoll.base.errors import AccessDenied, BrokerUnavailable
-from atoll.base.retry import Unanswered, bounded, ended
+from atoll.base.retry import Unanswered, cancel_all, wait_at_most
 from atoll.bus.nats.client import NO_TLS, WireClient, lasting
 from atoll.bus.nats.framing import NOBODY, STATUS
 from atoll.bus.options import BusOptions, Credentials, addresses
@@ -161,7 +161,7 @@ class Connection:
         building = asyncio.create_task(self._build())
         self._tasks = [building]
         try:
-            await bounded(building, patience_s, self.admission.shut)
+            await wait_at_most(building, patience_s, self.admission.shut)
         except TimeoutError:
             self.admission.check(0.0)
             raise
@@ -201,7 +201,7 @@ class Connection:
         """Return the client once it is connected; raise `Unanswered` after `timeout_s`."""
         if not self._up.is_set():
             try:
-                await bounded(self._up.wait(), max(0.0, timeout_s))
+                await wait_at_most(self._up.wait(), max(0.0, timeout_s))
             except TimeoutError:
                 self.admission.check()
                 raise Unanswered(f"not connected: {self.complaints.text}") from None
@@ -259,7 +259,7 @@ class Connection:
         try:
             with self.admission.denial(subject) as denied:
                 await self.send(subject, payload, answer_at, timeout_s=timeout_s)
-                message = await bounded(first, timeout_s, self.lost, denied)
+                message = await wait_at_most(first, timeout_s, self.lost, denied)
         except (nats.errors.Error, TimeoutError, OSError) as error:
             if denied.done():
                 raise self.admission.denial_error(subject) from None
@@ -291,7 +291,7 @@ class Connection:
     ) -> None:
         at_once = client.sends_at_once(len(payload))
         try:
-            await (sending if at_once else bounded(sending, timeout_s, self.lost, moves=moves))
+            await (sending if at_once else wait_at_most(sending, timeout_s, self.lost, moves=moves))
         except BaseException:
             # The publishing itself ends later, and the caller may write into his buffer at once.
             client.copy_queued(payload)
@@ -324,7 +324,7 @@ class Connection:
         _, _, subscription = self._subscriptions.pop(key, ("", None, None))
         if subscription is not None:
             with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
-                await bounded(subscription.unsubscribe(), _CLOSE_S)
+                await wait_at_most(subscription.unsubscribe(), _CLOSE_S)
 
     async def echo(self, timeout_s: float) -> None:
         """Return once a message has gone to the broker and back; the broker has then read everything sent before."""
@@ -444,7 +444,7 @@ class Connection:
     async def _close(self) -> None:
         self._stopped = True
         self.stats.regain(id(self), self.loop.time())
-        await ended(self._tasks)
+        await cancel_all(self._tasks)
         await asyncio.gather(*(client.end(_CLOSE_S) for client in self._clients))
 
 
@@ -740,7 +740,7 @@ class ConnectionLoop:
         try:
             with contextlib.suppress(TimeoutError):
                 work = shut_down() if self._thread is None else asyncio.wrap_future(self._thread.submit(shut_down()))
-                await bounded(work, within_s)
+                await wait_at_most(work, within_s)
         finally:
             if self._thread is not None:
                 await asyncio.to_thread(self._thread.stop)
@@ -795,7 +795,7 @@ async def watch(connection: Connection) -> None:
             continue
         before, asked_s = connection.moved(), clock()
         try:
-            await bounded(connection.echo(echo_s), 2 * echo_s)
+            await wait_at_most(connection.echo(echo_s), 2 * echo_s)
             failures = 0
         except (Unanswered, TimeoutError, nats.errors.Error):
             silent_s = silent_s if failures else asked_s

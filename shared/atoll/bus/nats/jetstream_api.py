@@ -29,8 +29,8 @@ from nats.aio.msg import Msg
 
 from atoll.base.clock import unix_s
 from atoll.base.errors import AtollError, BrokerUnavailable, ProtocolMisuse, RunReplaced
-from atoll.base.parsing import converted, parsed
-from atoll.base.retry import Unanswered, bounded, pause_s
+from atoll.base.parsing import convert, parsed
+from atoll.base.retry import Unanswered, pause_s, wait_at_most
 from atoll.bus.interface import STORED_AT, Record, StoredEvent
 from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.framing import DESCRIPTION, STATUS
@@ -205,7 +205,7 @@ class JetStream:
         message = await self.connection.request(subject, payload, headers, timeout_s, attempts)
         try:
             answer = parsed(message.data, dict[str, Any])
-            refusal = None if answer.get("error") is None else converted(answer["error"], ApiError)
+            refusal = None if answer.get("error") is None else convert(answer["error"], ApiError)
         except msgspec.MsgspecError:
             raise Unanswered(f"not a JetStream answer on {subject}") from None
         if refusal is not None:
@@ -327,7 +327,7 @@ class JetStream:
                 lost = connection.lost
                 await connection.send(subject, json.dumps(body).encode(), reply=inbox)
                 # On a slow link even one message may take longer than a try; what counts is that bytes move.
-                end = await bounded(ended, connection.try_s(attempts), lost, denied, moves=connection.movement())
+                end = await wait_at_most(ended, connection.try_s(attempts), lost, denied, moves=connection.movement())
         except TimeoutError:
             if denied.done():
                 raise connection.admission.denial_error(subject) from None
@@ -352,7 +352,7 @@ def read_field(answer: Mapping[str, Any], kind: type[T], *names: str) -> T:
     for name in names:
         found = found.get(name) if isinstance(found, dict) else None
     try:
-        return converted(found, kind)
+        return convert(found, kind)
     except msgspec.MsgspecError:
         raise Unanswered(f"an answer without its {'.'.join(names)}") from None
 
