@@ -28,11 +28,11 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import xxhash
@@ -64,35 +64,6 @@ LEAVE_S: Final = 30.0
 Plain = bool | int | float | str
 
 
-class TrainingIsland(Protocol):
-    """An island as the keeper of its loop's state sees it (`atoll.client.join.IslandHandle`)."""
-
-    @property
-    def session(self) -> Session:
-        """Return the asynchronous side."""
-
-    @property
-    def incarnation(self) -> int:
-        """Return the number of this incarnation of the learner id."""
-
-    @property
-    def run_tokens(self) -> int:
-        """Return where the whole run is, tokens."""
-
-    @property
-    def done(self) -> bool:
-        """Return whether the loop should end."""
-
-    def share(self, state: Any) -> None:  # noqa: ANN401  (any pytree)
-        """Offer an optimizer's state to a peer."""
-
-    def recovered_state(self, like: Any) -> Borrowed | None:  # noqa: ANN401
-        """Return a peer's optimizer state."""
-
-    def note_recovery(self, recovered: RecoveredEvent) -> None:
-        """Tell where the state came from."""
-
-
 class LoopCheckpoints:
     """The state of one incarnation's loop, kept in checkpoints: for the training thread.
 
@@ -107,9 +78,11 @@ class LoopCheckpoints:
         age_tokens: how far the run is past it, tokens; 0 for a fresh one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what an island gives, and what its loop says)
         self,
-        island: TrainingIsland,
+        session: Session,
+        recover: Callable[[Any], Borrowed | None],
+        note: Callable[[RecoveredEvent], None],
         folder: Path | str,
         like: Any,  # noqa: ANN401  (the caller's pytree)
         *,
@@ -117,12 +90,12 @@ class LoopCheckpoints:
         every_s: float = EVERY_S,
         kept: int = KEPT,
     ) -> None:
-        self._island = island
+        self._session = session
         self._lend = lend
         self._every_s = every_s
         self._state = LoopState(like)
         _check(like, lend, every_s, kept)
-        run, member = island.session.run, island.session.member
+        run, member = session.run, session.member
         self._life = life_of(run, member.learner, member.incarnation, self._state.kinds)
         self._store = Checkpoints(_make_folder(Path(folder)), self._life, rebuilt_from(run), kept)
         self._arrays: Arrays | None = None
@@ -132,7 +105,7 @@ class LoopCheckpoints:
         self.restored: Any = like
         self.source = "fresh"
         self.age_tokens = 0
-        self._restore(like)
+        note(self._restore(like, recover))
 
     def save(self, state: Any) -> None:  # noqa: ANN401  (as `like`)
         """Note the state after a completed step, and begin a checkpoint if one is due; else this costs a look at the clock.
@@ -149,7 +122,7 @@ class LoopCheckpoints:
         self._saves += 1
         self._last = state
         if self._lend:
-            self._island.share(state[self._lend])
+            self._session.lender.share(state[self._lend], donated=True)
         if now_s - self._began_s >= self._every_s and not self._store.busy:
             self._began_s = now_s
             self._begin(state)
@@ -181,31 +154,29 @@ class LoopCheckpoints:
         # Nothing is being written, so the memory of the former copy is free.
         self._arrays = host_copy(arrays, self._arrays)
         copied_s = time.monotonic() - began_s
-        machine = self._island.session.driver.machine
-        run_tokens = self._island.run_tokens
+        machine, run_tokens = self._session.driver.machine, self._session.driver.progress.tokens
         note = note_now(self._life, machine, steps=self._saves, tokens=machine.tokens, run_tokens=run_tokens)
         self._store.save(self._arrays, msgspec.structs.replace(note, plain=plain), copied_s)
 
-    def _restore(self, like: Any) -> None:  # noqa: ANN401
-        island = self._island
+    def _restore(self, like: Any, recover: Callable[[Any], Borrowed | None]) -> RecoveredEvent:  # noqa: ANN401
+        """Take the best state there is, and return which it was."""
+        driver, incarnation = self._session.driver, self._session.member.incarnation
         own = self._store.load(self._state.split(like)[0])
         if own is not None and not self._state.fits(own.note.plain):
             log.warning("checkpoint.refused", reason="its numbers and strings are not those that its tree names")
             own = None
         if own is not None:
-            self.source, self.age_tokens = "checkpoint", age_of(own, island.run_tokens)
+            self.source, self.age_tokens = "checkpoint", age_of(own, driver.progress.tokens)
             self.restored = self._state.whole(own.state, own.note.plain)
-            island.note_recovery(checkpoint_recovery(island.incarnation, own, self.age_tokens))
-            return
-        may_borrow = self._lend and island.run_tokens > 0 and not island.done
-        borrowed = island.recovered_state(like[self._lend]) if may_borrow else None
+            return checkpoint_recovery(incarnation, own, self.age_tokens)
+        may_borrow = self._lend and driver.progress.tokens > 0 and not driver.done
+        borrowed = recover(like[self._lend]) if may_borrow else None
         if borrowed is None:
-            island.note_recovery(fresh_recovery(island.incarnation))
-            return
-        recovered = loan_recovery(island.incarnation, borrowed, island.run_tokens)
+            return fresh_recovery(incarnation)
+        recovered = loan_recovery(incarnation, borrowed, driver.progress.tokens)
         self.source, self.age_tokens = "peer", recovered.age_tokens or 0
         self.restored = {**like, self._lend: borrowed.state}
-        island.note_recovery(recovered)
+        return recovered
 
 
 class LoopState:

@@ -186,6 +186,11 @@ class IslandDriver:
         """Return the frames that this driver began with; a learner that has trained nothing yet overwrites by them."""
         return [AdoptableFragment(held.frame, None) for held in self._anchors.values()]
 
+    @property
+    def done(self) -> bool:
+        """Return whether the loop should end: the token target is reached or a drain was requested."""
+        return self.drain_wanted or self.progress.is_over
+
     # --- called by the training thread ------------------------------------------------------------------------------
 
     def end_step(self, tokens: int, snapshot: Mapping[str, Any]) -> list[AdoptableFragment]:

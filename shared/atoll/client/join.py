@@ -260,7 +260,9 @@ class IslandHandle(StepHook):
             raise SettingsError("this island keeps checkpoints already", todo="put all of the state into one `like`")
         if not is_installed("orbax"):
             raise SettingsError("checkpoints need Orbax, which is not installed", todo=install_command("learner"))
-        self._kept = LoopCheckpoints(self, folder, like, lend=lend, every_s=every_s, kept=kept)
+        self._kept = LoopCheckpoints(
+            self.session, self.recovered_state, self.note_recovery, folder, like, lend=lend, every_s=every_s, kept=kept
+        )
         return self._kept
 
     def note_recovery(self, recovered: RecoveredEvent) -> None:

@@ -86,8 +86,7 @@ class StepHook:
     @property
     def done(self) -> bool:
         """Return whether the loop should end: the token target is reached or a drain was requested."""
-        driver = self.session.driver
-        return driver.drain_wanted or driver.progress.is_over
+        return self.session.driver.done
 
     def _travelling_of(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
         return {tensor.name: leaves[tensor.name] for tensor in self.session.run.layout.tensors}
