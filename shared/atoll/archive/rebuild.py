@@ -315,12 +315,10 @@ async def _restore_piece(bus: Bus, run: RunRecord, store: CheckpointStore, shard
             subjects.ledger_stem(head.fragment, nonce),
         ),
     )
-    restored: dict[str, BlobRef | None] = {}
+    restored: dict[str, BlobRef | None] = {name: None for name, *_ in blobs}
     for name, ref, found, cut, stem in blobs:
         if ref is not None and found is not None:
             restored[name] = await _restore_blob(bus, store, (shard, found, cut), ref, stem)
-        else:
-            restored[name] = None
     head = msgspec.structs.replace(head, **restored, deltas=(), superseded=())
     try:
         await bus.put_record(subject, encode(head), expected=0, info=head_info(head), reconnects=reconnects)

@@ -21,8 +21,9 @@ expired, cannot connect. It holds public keys only.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
 from atoll.base.errors import SettingsError
@@ -166,14 +167,14 @@ def _system() -> str:
 
 
 def _core(users: Sequence[str], granted: dict[str, Rights], *, asks_nodes: bool) -> str:
-    services, answers, streams = _by_subject(granted)
     exports = [
-        *(f"{{ service: {_text(subject)}, accounts: {_list(to)} }}" for subject, to in services.items()),
-        *(
-            f"{{ service: {_text(subject)}, response_type: stream, accounts: {_list(to)} }}"
-            for subject, to in answers.items()
-        ),
-        *(f"{{ stream: {_text(subject)}, accounts: {_list(to)} }}" for subject, to in streams.items()),
+        f"{{ {what}: {_text(subject)}{more}, accounts: {_list(to)} }}"
+        for what, more, subjects_of in (
+            ("service", "", _services),
+            ("service", ", response_type: stream", attrgetter("reads")),
+            ("stream", "", attrgetter("hears")),
+        )
+        for subject, to in _accounts_by_subject(granted, subjects_of).items()
     ]
     ask = f"{{ service: {{ account: {_text(SYSTEM)}, subject: {_text(PING)} }}, to: {_text(NODES)} }}"
     return _account(CORE, "jetstream: enabled", users, exports=exports, imports=[ask] if asks_nodes else [])
@@ -238,18 +239,14 @@ def _isolated(one: Entrant, apart: Apart) -> str:
     return _account(one.account, setting, users, exports=exports, imports=imports)
 
 
-def _by_subject(
-    granted: dict[str, Rights],
-) -> tuple[dict[str, list[str]], dict[str, list[str]], dict[str, list[str]]]:
-    """Return, by subject, the accounts that may use it: answered once (or never), answered often, heard."""
-    services: dict[str, list[str]] = {}
-    answers: dict[str, list[str]] = {}
-    streams: dict[str, list[str]] = {}
+def _accounts_by_subject(
+    granted: dict[str, Rights], subjects_of: Callable[[Rights], tuple[str, ...]]
+) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
     for account, rights in granted.items():
-        for table, subjects in ((services, _services(rights)), (answers, rights.reads), (streams, rights.hears)):
-            for subject in dict.fromkeys(subjects):
-                table.setdefault(subject, []).append(account)
-    return services, answers, streams
+        for subject in dict.fromkeys(subjects_of(rights)):
+            found.setdefault(subject, []).append(account)
+    return found
 
 
 def _services(rights: Rights) -> tuple[str, ...]:

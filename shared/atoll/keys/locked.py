@@ -148,7 +148,7 @@ class LockedDoor:
         self._write(self._former)
 
     def tell_again(self) -> None:
-        """Say at the next look that the doors have changed: the server has not said that it has taken them over."""
+        """Say at the next look that the doors have changed: nobody knows whether the server took them over."""
         self._again, self._until_s = True, 0.0
 
     def _is_due(self, now_s: float) -> bool:

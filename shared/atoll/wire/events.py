@@ -231,10 +231,7 @@ class WaitingEvent(EventFields, frozen=True, kw_only=True):
 
 
 class JoinedEvent(EventFields, frozen=True, kw_only=True):
-    """The fields of a `joined` event: an incarnation of a learner trains from now on.
-
-    `took_s` is how long joining took, `start_s` how long its program had been starting before, where it tells that.
-    """
+    """The fields of a `joined` event: an incarnation trains; joining took `took_s`, starting before it `start_s`."""
 
     kind = "joined"
     writer = "learner"
@@ -255,8 +252,7 @@ class JoinedEvent(EventFields, frozen=True, kw_only=True):
 class RecoveredEvent(EventFields, frozen=True, kw_only=True, omit_defaults=True):
     """The fields of a `recovered` event: where an incarnation's optimizer state came from (`checkpoint`, `peer`, `fresh`).
 
-    `former` is the incarnation that wrote the checkpoint, `peer` the learner that lent the state. The state had made `steps`,
-    was `age_tokens` of the run old, and took `took_s` to read.
+    `former` is the incarnation that wrote the checkpoint, `peer` the learner that lent the state, which was `age_tokens` old.
     """
 
     kind = "recovered"
@@ -282,10 +278,7 @@ class LeftEvent(EventFields, frozen=True, kw_only=True):
 
 
 class RefusedContribution(EventPart, frozen=True, kw_only=True, omit_defaults=True):
-    """One contribution that was refused.
-
-    `norm` is the length (L2) of one that was refused for its length, and `norm_max` what was allowed; 0: it was not measured.
-    """
+    """One contribution that was refused; `norm` and `norm_max` are its length (L2) and the one allowed, 0 if not measured."""
 
     learner: PeerId
     incarnation: Incarnation
@@ -334,10 +327,7 @@ class JunkEvent(EventFields, frozen=True, kw_only=True):
 
 
 class FilledEvent(EventFields, frozen=True, kw_only=True):
-    """The fields of a `filled` event: on whose subjects more than a share was stored, and how many messages were removed.
-
-    Nobody signs chunks: it may have stored them itself, or the broker of a region.
-    """
+    """The fields of a `filled` event: on whose subjects more than a share was stored, by whomever, and how much was removed."""
 
     kind = "filled"
     writer = "shard"
@@ -368,10 +358,7 @@ class LedgerEvent(EventFields, frozen=True, kw_only=True):
 
 
 class SampleEvent(EventFields, frozen=True, kw_only=True):
-    """The fields of a `sample` event: what a curve needs of a learner's heartbeat (`Beat` in `atoll.wire.messages`).
-
-    `superseded` counts token-fragments.
-    """
+    """The fields of a `sample` event: what a curve needs of a learner's heartbeat (`Beat` in `atoll.wire.messages`)."""
 
     kind = "sample"
     writer = "learner"
@@ -399,10 +386,7 @@ class MovedEvent(EventFields, frozen=True, kw_only=True):
 
 
 class HostedEvent(EventFields, frozen=True, kw_only=True):
-    """The fields of a `hosted` event: the traffic of a synchronizer process that has served `shards`.
-
-    It is also the sample of its presence: the shards that it owns and wants at that moment.
-    """
+    """The fields of a `hosted` event: the traffic of a synchronizer process that has served `shards`, and its presence now."""
 
     kind = "hosted"
     writer = "synchronizer"
