@@ -1,8 +1,7 @@
 """The streams that a run needs, as data, and the bounds of a message; every adapter keeps exactly these.
 
-A bound takes no disk, and a stream that reaches it refuses new messages (discard new) where losing an old one would lose work,
-and drops the oldest where that is its purpose. Every stream has the same number of copies (`broker.replicas`): a run needs all
-of its streams, so it would stop with the node that holds the only copy of one.
+A bound takes no disk, and a stream that reaches it refuses new messages (discard new) where losing an old one would lose work.
+Every stream has the same number of copies (`broker.replicas`): a run would stop with the node that holds the only copy of one.
 
 A broker remembers the id of every message for the stream's window, and an id may have 60 kB. So what it remembers for a
 permitted writer is the window times what a link carries, and every window is short (`DEDUP_S`). Nothing rests on it: a record
@@ -10,12 +9,11 @@ is written by compare-and-set, a chunk of a contribution is stored once and any 
 once by its key, and readers of the event log skip what is stored twice (`atoll.wire.events`).
 
 A learner may write below its name for any shard and fragment, since who makes keys knows no run. The owner of shard 0 narrows
-the streams to those that there are (`Places`, `Bus.fit`), and the broker refuses all others. In the queue a learner then has so
-many messages of so many bytes; what it has among the chunks is swept (`atoll.run.stream_room`).
+the streams to those that there are (`Places`, `Bus.fit`), and the broker refuses all others.
 
-The broker republishes what watchers need under `tap.`, as it was stored (ADR 50). Chunks, leases of shards and leases of data
-have no tap. Heartbeats and presences are core messages, which nobody stores; so a further stream, in memory, keeps the last one
-of each sender for a moment (`live_plan`). Without it only watchers miss something.
+The broker republishes what watchers need under `tap.`, as it was stored (ADR 50); chunks and leases have no tap. Heartbeats and
+presences are core messages, so a further stream, in memory, keeps the last one of each sender for a moment (`live_plan`).
+Without it only watchers miss something.
 """
 
 from __future__ import annotations

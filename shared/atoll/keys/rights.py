@@ -8,18 +8,15 @@ Five verbs need five lists, because the broker treats each of them in another wa
 * `reads`: batched direct gets, answered by many messages;
 * `hears`: subjects that are delivered to it.
 
-A `learner` contributes, leases data and keeps its member record, on subjects that contain its id. It can neither delete nor ask
-other learners for anything. One that `founds` may also create the streams of a run and write version 0; whoever may do that is
-trusted as a synchronizer is. A `reader` reads all of a run and writes nothing; an `evaluator` also writes events of its
-measurements. A `synchronizer` owns a run. An `operator` may do everything in every run.
+A `learner` contributes, leases data and keeps its member record, on subjects that contain its id. One that `founds` may also
+create the streams of a run and write version 0; whoever may do that is trusted as a synchronizer is. A `reader` reads all of a
+run and writes nothing; an `evaluator` also writes events of its measurements. A `synchronizer` owns a run. An `operator` may do
+everything in every run.
 
 A `region` is the broker of a region (`atoll.bus.regions`): at the hub it may do what learners and readers of its run may do
-together, and copy the global stream, to subjects of its own. Nothing that it writes itself is believed. It hears what shards
-ask the region of its name, and writes for those learners alone that the roll does not place elsewhere (`carried`).
-
-A `premerger` is the synchronizer of a region (`atoll synchronizer --region`): it hears what shards ask its region, answers,
-stores sums, and reads what they are made of: at its leaf the chunks that stay there, at the hub all contributions. It can
-neither queue a manifest, nor write a head, nor change a stream. Its name says which region is its own.
+together, and copy the global stream. Nothing that it writes itself is believed. It writes for those learners alone that the
+roll does not place elsewhere (`carried`). A `premerger` is the synchronizer of a region: it hears what shards ask its region,
+answers, stores sums, and reads what they are made of. The name of each says which region is its own.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """nats-py's client over a transport of our own.
 
-Connecting, authentication, TLS, the pool of servers, reconnecting and subscriptions are nats-py's. We replace:
+Of nats-py we replace:
 
 * **the parser**, because our transport delivers frames: messages go straight to nats-py's dispatch, every other line to
   nats-py's own parser;
 * **handing messages over**: the function given to `hear` is called as soon as a message is read, and must not wait;
-* **reading headers and subjects** (`framing`): they are the writer's, and what a writer may not say must not count;
-* **publishing**: a large payload goes to the transport as a piece of its own, and counts as published when the kernel has all
-  of it. Then the buffer is no longer read, and the time-out of a request that carried it begins. A sender that gives up
-  before that must have it copied (`copy_queued`);
+* **publishing**: a large payload counts as published when the kernel has all of it. Then the buffer is no longer read, and the
+  time-out of a request that carried it begins. A sender that gives up before that must have it copied (`copy_queued`);
 * **the queue of a lost connection**: it is dropped. The sender gets an error, and sends again if it matters;
 * **the end**: nats-py cancels each of its tasks once, and `asyncio.wait_for` of Python 3.11 loses a cancellation that comes
   together with what it waits for. Such a client connects again for ever, also after its close. `end` leaves no task.

@@ -1,19 +1,15 @@
 """The bus of a process in a region: its broker is a leaf (`atoll.bus.regions`), and the run is at the hub behind it.
 
-No caller knows of it. Four things differ from a bus at the hub:
-
 * **Frames are read from the mirror** at the leaf, so each crosses the WAN once. Chunks that it lacks are read from the hub,
   through the leaf, as soon as the mirror is as far as the newest head, or does not get on.
 * **What a learner sends waits in the outbox** at the leaf while the link is cut: contributions and events, in the order of
-  their writing. Once something of this process is in the outbox, all that follows goes there, too, until the outbox is empty: a
-  manifest must not arrive before its chunks.
+  their writing (`OutboxOrder`). A write takes to it once nobody answered `AWAY_LOOKS` looks in a row.
 * **The chunks of contributions stay at the leaf** where the region folds them itself (`BusOptions.region`): its synchronizer
   reads them there and nowhere else, and only their sum goes to the hub. The keeper sends them when a shard asks for them.
 * **Everything else goes through the leaf to the hub**, and is refused when the hub is away: records, leases, queues.
 
-The leaf knows at once, or after some seconds of silence, that its hub is away. A write takes to the outbox once nobody answered
-`AWAY_LOOKS` looks in a row, because a hub that restarts is back in a moment. The keeper (`atoll.bus.nats.region_keeper`) makes
-mirror and outbox of a run when a process first asks for them. Without a keeper this is a bus to the hub.
+The keeper (`atoll.bus.nats.region_keeper`) makes mirror and outbox of a run when a process first asks for them. Without a
+keeper this is a bus to the hub.
 
 `reconnects` counts lost connections to the leaf. A hub that loses power is not counted, so a process that writes heads from a
 region (a founder; synchronizers belong at the hub) relies on a hub that syncs before it answers, which is the default.

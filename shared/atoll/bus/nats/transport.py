@@ -1,14 +1,13 @@
 """A socket under nats-py that copies nothing large: payloads are sent from and received into their final memory.
 
-It is the asyncio protocol itself. **In**, the loop receives into the room that a `Framer` offers; for a large payload this is
-the buffer that the reader gets. A message that is not handed over at once, and what is behind it, waits in a list until
-nats-py's read loop takes it, and a reader that falls behind stops the socket. **Out**, pieces wait in a queue of views. The
-loop gets small neighbours joined and large pieces in slices, the next only when the last is with the kernel. A loop keeps
-what it cannot send at once, as a copy or, from Python 3.12 on, as a view; from then on we give it a copy of the slice.
+**In**, the loop receives into the room that a `Framer` offers; for a large payload this is the buffer that the reader gets. A
+message that is not handed over at once, and what is behind it, waits until nats-py's read loop takes it, and a reader that
+falls behind stops the socket. **Out**, the loop gets small neighbours joined and large pieces in slices, the next only when
+the last is with the kernel. A loop keeps what it cannot send at once, as a copy or, from Python 3.12 on, as a view; from then
+on we give it a copy of the slice.
 
 Every byte has a position in the order of sending. `accepted` counts queued bytes, `sent` those that the kernel has. To wait for
-room, or until a payload is no longer ours, is to wait for a position: no sender queues while more than `QUEUE_BYTES` wait. If a
-sender gives up, its payload is copied (`copy_queued`), so that we never read a caller's buffer after its call.
+room, or until a payload is no longer ours, is to wait for a position: no sender queues while more than `QUEUE_BYTES` wait.
 
 An awakening costs more than a small message. A transport with a `rest_s` leaves the socket alone that long after each read
 that emptied it; under a flood no read empties the socket, so nothing piles up at the broker. Under TLS the loop's own layer
