@@ -78,7 +78,7 @@ def test_a_curve_stays_bounded_and_spread(heard: int) -> None:
     steps = [line.fields.step for line in curve]
     gaps = {after - before for before, after in itertools.pairwise(steps[:-1])}
     assert curve.heard == heard
-    assert min(heard, SAMPLES_MAX // 2) <= len(curve) == len(steps) <= SAMPLES_MAX + 1
+    assert min(heard, SAMPLES_MAX // 2) <= len(steps) <= SAMPLES_MAX + 1
     assert (steps[0], steps[-1]) == (0, heard - 1)
     assert len(gaps) <= 1
     assert msgspec.json.decode(msgspec.json.encode(curve.newest.fields if curve.newest else None))["step"] == heard - 1

@@ -192,71 +192,55 @@ def _share(name: str, of: str, relation: str, bound: float) -> AlertCondition:
     return AlertCondition(f"{name} / ({of} > 0) {relation} {bound:g}", finds)
 
 
-def _no_commits() -> AlertCondition:
-    committed, founded = "atoll_last_commit_timestamp_seconds", "atoll_run_founded_timestamp_seconds"
-
-    def finds(reading: MetricReading) -> Found:
-        for labels, at_s in reading.all(committed) or reading.all(founded):
-            if reading.at_s - at_s > COMMITS_S:
-                yield labels, reading.at_s - at_s
-
-    return AlertCondition(f"time() - ({committed} or {founded}) > {COMMITS_S}", finds)
+def _paces(reading: MetricReading) -> Found:
+    for labels, value in reading.all(RATED):
+        known = [(each.at_s, count) for each in reading.former if (count := each.beside(RATED, labels)) is not None]
+        if known and reading.at_s > known[0][0]:
+            yield labels, max(0.0, value - known[0][1]) / RATE_S
 
 
-def _drops_messages() -> AlertCondition:
-    """Return that messages were dropped faster than allowed, for a reason, over the last ten minutes."""
-
-    def finds(reading: MetricReading) -> Found:
-        for labels, value in reading.all(RATED):
-            known = [(each.at_s, count) for each in reading.former if (count := each.beside(RATED, labels)) is not None]
-            if known and reading.at_s > known[0][0]:
-                pace = max(0.0, value - known[0][1]) / RATE_S
-                if pace > JUNK_PER_S:
-                    yield labels, pace
-
-    return AlertCondition(f"rate({RATED}[{RATE_S / MINUTE_S:.0f}m]) > {JUNK_PER_S:g}", finds)
+def _deep_queues(reading: MetricReading) -> Found:
+    fragments = len(reading.all("atoll_fragment_commits_total"))
+    bound = max(1.0, reading.value("atoll_learners_live") or 0.0) * fragments
+    return ((labels, value) for labels, value in reading.all("atoll_queue_depth") if fragments and value > bound)
 
 
-def _queue_deep() -> AlertCondition:
-    """Return that more contributions wait than each learner has one of for each fragment: shards cannot follow."""
-    depth, live, commits = "atoll_queue_depth", "atoll_learners_live", "atoll_fragment_commits_total"
-
-    def finds(reading: MetricReading) -> Found:
-        fragments = len(reading.all(commits))
-        bound = max(1.0, reading.value(live) or 0.0) * fragments
-        for labels, value in reading.all(depth):
-            if fragments and value > bound:
-                yield labels, value
-
-    return AlertCondition(f"{depth} > clamp_min({live}, 1) * count by (run, instance, job) ({commits})", finds)
-
-
-def _copy_behind() -> AlertCondition:
-    current, wanted = "atoll_stream_copies_current", "atoll_stream_copies"
-
-    def finds(reading: MetricReading) -> Found:
-        for labels, value in reading.all(current):
-            copies = reading.beside(wanted, labels)
-            if copies is not None and value < copies:
-                yield labels, value
-
-    return AlertCondition(f"{current} < {wanted}", finds)
-
-
-def _certificate_ends() -> AlertCondition:
-    ends = "atoll_certificate_end_timestamp_seconds"
-
-    def finds(reading: MetricReading) -> Found:
-        for labels, ends_s in reading.all(ends):
-            if ends_s - reading.at_s < CERTIFICATE_S:
-                yield labels, ends_s - reading.at_s
-
-    return AlertCondition(f"{ends} - time() < {CERTIFICATE_S:.0f}", finds)
-
-
-def _monitor_down() -> AlertCondition:
-    """Return what Prometheus alone can know: a monitor that is down judges nothing."""
-    return AlertCondition('up{job="atoll"} == 0', lambda _: iter(()))
+NO_COMMITS: Final = AlertCondition(
+    f"time() - (atoll_last_commit_timestamp_seconds or atoll_run_founded_timestamp_seconds) > {COMMITS_S}",
+    lambda reading: (
+        (labels, reading.at_s - at_s)
+        for labels, at_s in reading.all("atoll_last_commit_timestamp_seconds")
+        or reading.all("atoll_run_founded_timestamp_seconds")
+        if reading.at_s - at_s > COMMITS_S
+    ),
+)
+DROPS_MESSAGES: Final = AlertCondition(
+    f"rate({RATED}[{RATE_S / MINUTE_S:.0f}m]) > {JUNK_PER_S:g}",
+    lambda reading: ((labels, pace) for labels, pace in _paces(reading) if pace > JUNK_PER_S),
+)
+QUEUE_DEEP: Final = AlertCondition(
+    "atoll_queue_depth > clamp_min(atoll_learners_live, 1) * count by (run, instance, job) (atoll_fragment_commits_total)",
+    _deep_queues,
+)
+"""More contributions wait than each learner has one of for each fragment: shards cannot follow."""
+COPY_BEHIND: Final = AlertCondition(
+    "atoll_stream_copies_current < atoll_stream_copies",
+    lambda reading: (
+        (labels, value)
+        for labels, value in reading.all("atoll_stream_copies_current")
+        if (copies := reading.beside("atoll_stream_copies", labels)) is not None and value < copies
+    ),
+)
+CERTIFICATE_ENDS: Final = AlertCondition(
+    f"atoll_certificate_end_timestamp_seconds - time() < {CERTIFICATE_S:.0f}",
+    lambda reading: (
+        (labels, ends_s - reading.at_s)
+        for labels, ends_s in reading.all("atoll_certificate_end_timestamp_seconds")
+        if ends_s - reading.at_s < CERTIFICATE_S
+    ),
+)
+MONITOR_DOWN: Final = AlertCondition('up{job="atoll"} == 0', lambda _: iter(()))
+"""Prometheus alone can know this: a monitor that is down judges nothing."""
 
 
 def _and(condition: AlertCondition, metrics: Mapping[str, int]) -> AlertCondition:
@@ -283,7 +267,7 @@ RULES: Final = (
         "atoll-run",
         "AtollNoCommits",
         "critical",
-        _require_heard_run(_no_commits()),
+        _require_heard_run(NO_COMMITS),
         "Run {run} has committed nothing for {value}",
         "No shard has published a version. See who is live (`atoll top`) and why the round waits (`atoll why`).",
         shown=DURATION,
@@ -326,7 +310,7 @@ RULES: Final = (
         "atoll-run",
         "AtollMessagesDropped",
         "warning",
-        _require_run(_drops_messages()),
+        _require_run(DROPS_MESSAGES),
         "Shards of run {run} drop messages: {reason}",
         "No correct peer sends these: a process of another version, or a stranger.",
         5 * MINUTE_S,
@@ -335,7 +319,7 @@ RULES: Final = (
         "atoll-streams",
         "AtollQueueDeep",
         "warning",
-        _require_run(_queue_deep()),
+        _require_run(QUEUE_DEEP),
         "{value} contributions of run {run} wait for shards",
         "Add a synchronizer, or find out what holds the shards up (`atoll why`).",
         5 * MINUTE_S,
@@ -353,7 +337,7 @@ RULES: Final = (
         "atoll-streams",
         "AtollStreamCopyBehind",
         "warning",
-        _require_run(_copy_behind()),
+        _require_run(COPY_BEHIND),
         "Stream {stream} of run {run} has {value} copies that are whole",
         "Another node that is lost now may stop the run. See the nodes of the broker.",
         5 * MINUTE_S,
@@ -396,7 +380,7 @@ RULES: Final = (
         "atoll-brokers",
         "AtollCertificateEnds",
         "warning",
-        _certificate_ends(),
+        CERTIFICATE_ENDS,
         "The certificate of {address} ends in {value}",
         "Make another: `atoll keys certificate`. Who connects after its end is let in nowhere.",
         shown=DURATION,
@@ -405,7 +389,7 @@ RULES: Final = (
         "atoll-brokers",
         "AtollMonitorDown",
         "warning",
-        _monitor_down(),
+        MONITOR_DOWN,
         "The monitor at {instance} does not answer; the run goes on without it",
         for_s=2 * MINUTE_S,
     ),

@@ -71,16 +71,10 @@ class RecordJournal:
     """The files of one run's journal; only `write` and `close` touch them, and may run in a thread of their own."""
 
     def __init__(self, folder: Path, run: str, files_max: int, file_bytes_max: int = FILE_BYTES_MAX) -> None:
-        """Open it, and find what it holds.
-
-        Args:
-            folder: made if need be.
-            run: the id of the run.
-            files_max: compressed files that are kept.
-            file_bytes_max: size from which a file is compressed.
+        """Open it, and find what it holds; `files_max` compressed files are kept, of files of `file_bytes_max`.
 
         Raises:
-            SettingsError: the folder cannot be written.
+            SettingsError: the folder, made if need be, cannot be written.
             InUse: another monitor writes this journal.
         """
         self._folder, self._run = folder, run

@@ -86,16 +86,14 @@ class PageFacts:
         agreement: what the run's processes agreed on, None before it is founded and where nobody knows.
         founder, founded_at_s: of the run record; empty and None where there is none.
         answered: whether its broker answers; a saved run needs none.
-        over: whether the run has reached its end.
         saved: whether it is read from its folder: nothing will come any more, and nothing holds now.
         clock: the clock of its times: "wall", or "virtual" for a simulated run.
         listens_since_s: when the monitor began, by the clock of `now_s`.
         fates: whole tokens by fate, None while nobody has read the ledger.
         others: the names of all runs shown.
         nodes: the nodes of its broker by address, if that has several addresses.
-        alerts: the alerts that hold.
         reached_by: the options of a command that is to read this run, such as `--out runs/demo`.
-        broker: the address of its broker, without secrets; empty for a saved run.
+        broker: the address of its broker, without secrets.
     """
 
     run: str

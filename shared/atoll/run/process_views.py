@@ -65,10 +65,6 @@ class Curve:
         if self.newest is not None and (not self._kept or self._kept[-1] is not self.newest):
             yield self.newest
 
-    def __len__(self) -> int:
-        """Return how many samples iterating gives, at most `SAMPLES_MAX` and one."""
-        return sum(1 for _ in self)
-
     def add(self, line: Sample) -> None:
         """Take the next sample of the event log."""
         if self.heard % self._every == 0:

@@ -269,7 +269,6 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A run: what it does, all that it waits for, and its parts.
 
     Attributes:
-        standing: training, waiting, ending, stopped or over (`atoll.run.standing`).
         waits_for: in words; empty unless it is waiting.
         unheard: learners that have not left and are not heard, each with for how long, in words; empty when the run has ended.
         broker: the address that answered.

@@ -43,16 +43,14 @@ OTHERS_AGREE_MIN: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class LearnerShare:
-    """One learner's part in the merges. Durations are medians in seconds; None: the event log does not tell.
+    """One learner's part in the merges: medians over its contributions; None: the event log does not tell.
 
     Attributes:
         contributions, late: how many were merged, and how many of them late.
         tokens: token-fragments merged.
         weight_share: its mean share of the weight of the rounds that it was in, 0..1, after the staleness weight.
-        aligned: median cosine with the merge.
-        aligned_with_others: median cosine with the other learners, over the `judged` rounds of at least three.
-        steps: median inner steps in a contribution.
-        step_s, upload_s: median step time and time of an upload.
+        aligned: cosine with the merge.
+        aligned_with_others: cosine with the other learners, over the `judged` rounds of at least three.
         shortened: the mean of what the correction left of its length, 1: nothing was corrected.
         loss: the newest training loss that it told.
     """
@@ -181,10 +179,9 @@ DEFINITION: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TimePresent:
-    """How long a learner was present, stepped, started and joined by the event log, in seconds; in how many lives.
+    """Time of a learner by the event log, in so many lives; `step_s` is its median step time.
 
     `compiling_s` is the time between joining and the first step: a learner compiles its step then, or waits for its turn to.
-    `step_s` is its median step time.
     """
 
     present_s: float
