@@ -144,7 +144,7 @@ LIMIT_BYTES = 12.0
 
 @dataclass(frozen=True, slots=True)
 class MergeShard:
-    """What a shard has when a round ends: contributions, the norms that their senders claim, weights, values and momentum."""
+    """A shard's round at its end: contributions, the norms that their senders claim, weights, values and momentum."""
 
     slices: tuple[FragmentSlice, ...]
     sent: Sequence[Encoded]

@@ -42,7 +42,7 @@ MODEL_AVERAGE = "model-average.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked for, unchecked."""
+    """A request, unchecked."""
 
     method: str
     learners: int

@@ -59,7 +59,7 @@ class Point:
 
 @dataclass(slots=True)
 class BaselineResult:
-    """What a baseline came to: parameters, curve, and whether its loss stayed finite until the end.
+    """The result of a baseline: parameters, curve, and whether its loss stayed finite until the end.
 
     `initial`, `final` and `average` are bits per byte on the export's share of the held-out text; the last two are None of one
     that diverged, `averaged` and `average` also where no average is kept.

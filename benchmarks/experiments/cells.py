@@ -42,7 +42,7 @@ Commands = Callable[[GridCell, Path], list[list[str]]]
 
 
 class CellStore:
-    """What cells came to, in `folder`/`name`.
+    """Records of cells, in `folder`/`name`.
 
     Cells made with sources that `also` names count as well, where the defaults that they leave unsaid were today's.
     """

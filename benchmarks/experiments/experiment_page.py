@@ -206,7 +206,7 @@ _PERCENT: Final = {"gap", "average_gap", "goodput", "merged", "late"}
 
 
 class Raw(msgspec.Struct, kw_only=True):
-    """What is kept of an experiment; `over` and `scale` are those of a quick look, which is never published.
+    """The kept file of an experiment; `over` and `scale` are those of a quick look, which is never published.
 
     `standing` is what `atoll up` did where nobody said anything when the cells were named: defaults change, published
     pages do not.

@@ -108,7 +108,7 @@ Labels = dict[str, Any]
 
 
 class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whom every row is compared with: its own settings with these over them; of several values of `best` the best one."""
+    """The rival of every row: its own settings with these over them; of several values of `best` the best one."""
 
     name: str
     settings: dict[str, Any] = {}

@@ -97,7 +97,7 @@ ATTACKERS: Final = frozenset({INTRUDER, FILLER})
 
 @dataclass(slots=True)
 class AttackOutcome:
-    """What came of the attacks: how often each was tried, what got in, and how often the intruder was told no.
+    """The outcome of the attacks: how often each was tried, what got in, and how often the intruder was told no.
 
     Those of a member were `sent`, each at a moment, and did `harm` to honest learners. `ids_bytes` is by how much the memory of
     a broker grew under long ids. Somebody filled the broker from `filled_s` on, until it was revoked; `named` says whether

@@ -64,7 +64,7 @@ SETTINGS: Final = {
 
 @dataclass(slots=True)
 class Outages:
-    """What happened when: kind of fault, its begin and its end, in seconds of the wall clock."""
+    """Faults done: kind of fault, its begin and its end, in seconds of the wall clock."""
 
     began_s: float = 0.0
     done: list[tuple[str, float, float]] = field(default_factory=list)
@@ -148,7 +148,7 @@ async def _caught_up(url: str, run: str) -> int:
 
 @dataclass(slots=True)
 class OutageCourse:
-    """What a run under faults has left."""
+    """The record of a run under faults."""
 
     outages: Outages
     rounds: list[Event]

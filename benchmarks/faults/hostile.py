@@ -62,7 +62,7 @@ SAMPLE_S = 1.0
 
 @dataclass(slots=True)
 class Seen:
-    """What was seen of one run: versions in all heads at moments, memory of each process, and how often each had ended."""
+    """Samples of one run: versions in all heads at moments, memory of each process, and how often each had ended."""
 
     versions: list[tuple[float, int]] = field(default_factory=list)
     memory: dict[str, list[tuple[float, int]]] = field(default_factory=lambda: defaultdict(list))

@@ -103,7 +103,7 @@ class Refusal(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Course(msgspec.Struct, frozen=True):
-    """What makes a run the run it is; a kept extract of the same course and sources is not measured again.
+    """The identity of a run; a kept extract of the same course and sources is not measured again.
 
     `kills_min` is what a gauntlet must kill; 0 for the runs that are compared with each other, all of the same length.
     """

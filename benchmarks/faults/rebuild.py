@@ -52,7 +52,7 @@ INTERVALS_MAX = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the event log said last before the disk was lost, at `at_s`: commits over all fragments, run tokens."""
+    """The event log's last state before the disk was lost, at `at_s`: commits over all fragments, run tokens."""
 
     versions: int
     tokens: int

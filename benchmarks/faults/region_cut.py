@@ -133,7 +133,7 @@ def lose_disk(hosts: Hosts, broker: EmbeddedBroker) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CutOutcome:
-    """What was measured: seconds, a ratio of paces, commits, the run's settlement, and its rows of `atoll fates`."""
+    """The outcome of a cut: seconds, a ratio of paces, commits, the run's settlement, and its rows of `atoll fates`."""
 
     rebuilt_s: float
     current_s: float

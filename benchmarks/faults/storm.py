@@ -104,7 +104,7 @@ CALL_S = 10.0
 
 
 class Fault(msgspec.Struct):
-    """What was done, to whom, from when until when (seconds since the Unix epoch; 0: it ended by itself)."""
+    """A fault that was done, to whom, from when until when (seconds since the Unix epoch; 0: it ended by itself)."""
 
     at_s: float
     act: str
@@ -125,7 +125,7 @@ class Victim:
 
 
 class Ground(Protocol):
-    """What a storm rages over."""
+    """The system that a storm disturbs."""
 
     @property
     def broker(self) -> EmbeddedBroker:

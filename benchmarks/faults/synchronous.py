@@ -86,7 +86,7 @@ def workers(course: Course) -> list[str]:
 
 
 class GroupMember(msgspec.Struct, frozen=True):
-    """What a process of the group is told."""
+    """Request to a process of the group."""
 
     name: str
     size: int
@@ -208,7 +208,7 @@ class Line(msgspec.Struct):
 
 
 class GroupMessage(msgspec.Struct, array_like=True):
-    """What a worker asks: to join (generation 0), or to reduce its gradient; `step` is the one it is at."""
+    """A worker's request: to join (generation 0), or to reduce its gradient; `step` is the one it is at."""
 
     worker: int
     generation: int
@@ -307,7 +307,7 @@ async def tell(bus: Bus, subject: str, data: bytes) -> None:
 
 @dataclass(slots=True)
 class Program:
-    """What a worker computes: `gradient` of a batch, `apply` of a mean gradient, both on flat vectors."""
+    """A worker's computation: `gradient` of a batch, `apply` of a mean gradient, both on flat vectors."""
 
     gradient: Callable[[Any, npt.NDArray[np.int32]], Vector]
     apply: Callable[[Any, Any, Vector], tuple[Any, Any]]

@@ -45,7 +45,7 @@ SETTINGS = {
 
 @dataclass(slots=True)
 class Upgrades:
-    """What was replaced when: kind and times of its end and of its return, in seconds of the wall clock."""
+    """Replacements: kind and times of its end and of its return, in seconds of the wall clock."""
 
     began_s: float = 0.0
     done: list[tuple[str, float, float]] = field(default_factory=list)

@@ -68,7 +68,7 @@ SHARES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPace:
-    """What a real run says of time: by learner its mean step, when it joined after the first, and its compiling.
+    """Times of a real run: by learner its mean step, when it joined after the first, and its compiling.
 
     `start_s` is how long their programs had been starting before they joined, in the mean. `leg_s` is what a message takes
     one way: a commit waits for `LEGS_OF_A_COMMIT`, one after the other.
@@ -107,7 +107,7 @@ def main(*, minutes: Annotated[float, "about this long for both runs"] = MINUTES
 
 @dataclass(frozen=True, slots=True)
 class FidelityReport:
-    """What a run left: its report and the events of its event log."""
+    """A run's report and the events of its event log."""
 
     report: dict[str, Any]
     events: list[dict[str, Any]]

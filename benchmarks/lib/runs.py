@@ -90,7 +90,7 @@ def cpu_s(processes: Iterable[psutil.Process]) -> float:
 
 
 class Polled(Protocol):
-    """What trains, as `wait_until` asks it."""
+    """A training process, as `wait_until` asks it."""
 
     def poll(self) -> int | None:
         """Return the exit code; None while it trains."""

@@ -33,7 +33,7 @@ OVERLAP = 2
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """How much a site sends and what hides.
+    """Assumptions about what a site sends and what hides.
 
     Attributes:
         name: how the table calls them.

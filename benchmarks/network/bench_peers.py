@@ -74,7 +74,7 @@ CROWD: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a system had used at a moment: processor seconds by kind of process, bytes on the loopback."""
+    """A system's use until a moment: processor seconds by kind of process, bytes on the loopback."""
 
     cpu_s: Mapping[str, float]
     sent_bytes: int
@@ -86,7 +86,7 @@ class Usage:
 
 @dataclass(slots=True)
 class SyncTurns:
-    """What the counted syncs of a system took, in all its turns; per sync."""
+    """Costs of the counted syncs of a system, in all its turns; per sync."""
 
     took_s: list[float] = field(default_factory=list)
     blocked_s: list[float] = field(default_factory=list)

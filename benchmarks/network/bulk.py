@@ -71,7 +71,7 @@ def record_of(run: str, bulk: Sequence[str]) -> RunRecord:
 
 
 def push(url: str, run: str, number: int, seconds: float, ready: Barrier, told: Any) -> None:  # noqa: ANN401  (a queue)
-    """Be a learner: store contributions, and tell how many bytes were acknowledged within `seconds`."""
+    """Tell how many bytes of contributions were acknowledged within `seconds`."""
     told.put(asyncio.run(_pushed(url, run, number, seconds, ready)))
 
 

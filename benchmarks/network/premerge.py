@@ -61,7 +61,7 @@ PREMERGE: Final = ", pre-merge"
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What the link had carried, towards the hub and back, at a time of the wall clock."""
+    """Bytes that the link had carried, towards the hub and back, by a time of the wall clock."""
 
     at_s: float
     up_bytes: int

@@ -74,7 +74,7 @@ SYSTEMS: Final = ("Atoll", "data-parallel", "DiLoCo")
 
 @dataclass(frozen=True, slots=True)
 class RaceTrack:
-    """What all systems of one race share: the rate of the links, how long it takes, where things are."""
+    """Terms that all systems of one race share: the rate of the links, how long it takes, where things are."""
 
     gigabits: float
     bits_s: float
@@ -104,7 +104,7 @@ class RaceTrack:
 
 @dataclass(frozen=True, slots=True)
 class RaceOutcome:
-    """What one system did: tokens a second of all regions, loss by seconds, and megabytes that left a region."""
+    """The outcome of one system: tokens a second of all regions, loss by seconds, and megabytes that left a region."""
 
     tokens_per_s: float
     losses: list[tuple[float, float]]

@@ -82,7 +82,7 @@ class FleetPlan:
 
 @dataclass(frozen=True, slots=True)
 class FleetMoment:
-    """What a fleet had used by a moment: processor seconds of each process, and the broker's counts."""
+    """A fleet's use until a moment: processor seconds of each process, and the broker's counts."""
 
     at_s: float
     cpu_s: Mapping[tuple[str, int], float]
@@ -306,7 +306,7 @@ OWN_CORE: Final = ("broker", "shard", "monitor")
 
 @dataclass(frozen=True, slots=True)
 class CrowdUse:
-    """What a crowd of learners used in a measured time: `cpu_s` has the processor seconds of each process, by role."""
+    """A crowd's use in a measured time: `cpu_s` has the processor seconds of each process, by role."""
 
     name: str
     learners: int

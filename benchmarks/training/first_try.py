@@ -79,7 +79,7 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class TrainingTask:
-    """What one training has to do: tokens, learners, seed, text, a folder of its own."""
+    """One training: tokens, learners, seed, text, a folder of its own."""
 
     tokens: int
     learners: int

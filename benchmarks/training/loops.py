@@ -76,7 +76,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class LearnerWords:
-    """What a learner printed: losses and costs (`steps` is 0 if it came when the run was over), the merged model's measure."""
+    """A learner's printed losses and costs (`steps` is 0 if it came when the run was over), and the merged model's measure."""
 
     first: float
     last: float
@@ -92,7 +92,7 @@ class LearnerWords:
 
 @dataclass(frozen=True, slots=True)
 class SceneOutcome:
-    """What one scene came to: the learners' last words, seconds, tokens trained and lost, whether each has exactly one fate."""
+    """Outcome of one scene: the learners' last words, seconds, tokens trained and lost, whether each has exactly one fate."""
 
     words: tuple[LearnerWords, ...]
     took_s: float

@@ -36,7 +36,7 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What one preparation took: seconds, and the most bytes of memory."""
+    """The cost of one preparation: seconds, and the most bytes of memory."""
 
     took_s: float
     memory_bytes: int
