@@ -6,7 +6,7 @@
 
 A shard listens to members only (`member_roll`). It believes a manifest only if it came on the subject of the learner and
 fragment that it names, carries the run's layout, and points at that learner's own chunks: a broker can protect subjects, so
-everything else must agree with them. What no correct peer would send is junk, and nothing of it reaches the machine.
+everything else must agree with them. A message that no correct peer would send is junk, and nothing of it reaches the machine.
 
 A fact that the machine cannot take is a mistake of ours, and the machine must not go on. But the queue would deliver the
 message to the next owner, too. So the failure names the message (`MessageFailed`); the host begins a new candidacy, and from
