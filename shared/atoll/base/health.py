@@ -46,16 +46,10 @@ async def live(file: Path | None, reaches: Callable[[float], Awaitable[bool]] | 
     `reaches` gets the seconds to wait for an answer. This never returns: cancel it.
     """
     while True:
-        if reaches is None or await _reached(reaches):
-            show_life(file)
+        with contextlib.suppress(AtollError):
+            if reaches is None or await reaches(REACH_S):
+                show_life(file)
         await asyncio.sleep(TOUCH_S)
-
-
-async def _reached(reaches: Callable[[float], Awaitable[bool]]) -> bool:
-    try:
-        return await reaches(REACH_S)
-    except AtollError:
-        return False
 
 
 def silent_s(file: Path, clock: Clock) -> float:

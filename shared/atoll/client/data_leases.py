@@ -13,6 +13,7 @@ somebody does it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from atoll.base.clock import Clock
@@ -137,7 +138,8 @@ class DataLeases:
             revision, before = await self._read()
             progress = self.progress
             ledger = change(bury(before, await self._dead(before)), progress)
-            if await self._write(ledger, revision):
+            with contextlib.suppress(RecordConflict):
+                await self._bus.put_record(self._subjects.data, encode(ledger), expected=revision)
                 self._settled, self._seen = True, ledger
                 self._learn(ledger, progress)
                 return ledger
@@ -180,13 +182,6 @@ class DataLeases:
     def _before(self, reason: str) -> DataLedger:
         log.warning("data.ledger_replaced", reason=reason, epoch=self._seen.epoch)
         return self._seen
-
-    async def _write(self, ledger: DataLedger, revision: int) -> bool:
-        try:
-            await self._bus.put_record(self._subjects.data, encode(ledger), expected=revision)
-        except RecordConflict:
-            return False
-        return True
 
     async def _dead(self, ledger: DataLedger) -> set[tuple[str, int]]:
         holders = {grant.holder for grant in ledger.grants if grant.learner != self._member.learner}

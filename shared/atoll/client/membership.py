@@ -234,8 +234,11 @@ async def _ask_holder(bus: Bus, subjects: Subjects, learner: str, holder: Member
     """Return the holder of an id if it answers; an answer that is not the holder's own is none."""
     question = encode(Control(verb="identify", sender=learner))
     answer = await bus.ask(subjects.control(learner), question, timeout_s=IDENTIFY_TIMEOUT_S)
-    answering = None if answer is None else _parse_answer(answer)
-    return answering if answering is not None and (holder is None or answering.nonce == holder.nonce) else None
+    if answer is not None:
+        with contextlib.suppress(PeerMisbehaved):
+            answering = decode(Member, answer)
+            return answering if holder is None or answering.nonce == holder.nonce else None
+    return None
 
 
 async def release(bus: Bus, subjects: Subjects, member: Member) -> None:
@@ -266,13 +269,6 @@ async def dismissal(bus: Bus, subjects: Subjects, run: RunRecord, member: Member
         got=f"incarnation {member.incarnation}",
         todo="this process stops; the newer one goes on",
     )
-
-
-def _parse_answer(answer: bytes) -> Member | None:
-    try:
-        return decode(Member, answer)
-    except PeerMisbehaved:
-        return None
 
 
 async def quarantine(bus: Bus, run: RunRecord, fragment: int, member: Member) -> Quarantined | None:

@@ -301,7 +301,7 @@ class ParameterShape:
         self.shape: TreeShape = shape
         self.names = [name for name, _ in named]
         leaves = [leaf for _, leaf in named]
-        self._kinds = [(tuple(leaf.shape), np.dtype(leaf.dtype) if _is_plain(leaf) else leaf.dtype) for leaf in leaves]
+        self._kinds = [(tuple(leaf.shape), leaf.dtype) for leaf in leaves]
 
     def leaves(self, params: Any) -> dict[str, Any]:  # noqa: ANN401  (the caller's pytree)
         """Return the leaves of such parameters by name; raise `SettingsError` for another structure, shape or dtype."""
@@ -384,14 +384,6 @@ def _deleted_names(leaves: Mapping[str, Any]) -> Iterator[str]:
         is_deleted = getattr(leaf, "is_deleted", None)
         if is_deleted is not None and is_deleted():
             yield name
-
-
-def _is_plain(leaf: Any) -> bool:  # noqa: ANN401  (any array)
-    try:
-        np.dtype(leaf.dtype)
-    except TypeError:
-        return False
-    return True
 
 
 def _kind(leaf: Any) -> str:  # noqa: ANN401  (any leaf)

@@ -38,7 +38,10 @@ def files_of(path: Path) -> list[Path]:
     """
     if not is_folder(path):
         return [path]
-    there = {entry.name for entry in _entries(path)}
+    try:
+        there = {entry.name for entry in path.iterdir()}
+    except OSError as error:
+        raise unreadable(path, error.strerror or str(error)) from error
     if WHOLE in there and INDEX not in there:
         return [path / WHOLE]
     try:
@@ -55,13 +58,6 @@ def files_of(path: Path) -> list[Path]:
     if not names:
         raise CheckpointError("an index that names no file", got=path / INDEX)
     return [path / name for name in names]
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError as error:
-        raise unreadable(folder, error.strerror or str(error)) from error
 
 
 def check_model_files(path: Path) -> None:

@@ -16,7 +16,6 @@ from typing import Any, Final, get_origin
 
 import msgspec
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
@@ -97,12 +96,10 @@ def _model_settings(section: str, kind: type[BaseModel], values: Mapping[str, An
         if isinstance(field.default, BaseModel):
             yield from _model_settings(f"{section}.{name}", type(field.default), {})
             continue
-        default = values[name] if name in values else _default_of(field)
+        default = values.get(name)
+        if name not in values and not field.is_required():
+            default = field.get_default(call_default_factory=True)
         yield Setting(f"{section}.{name}", as_json(default), describe_allowed(field), told.get(name, ""))
-
-
-def _default_of(field: FieldInfo) -> object:
-    return None if field.is_required() else field.get_default(call_default_factory=True)
 
 
 def _protocol_settings(section: str) -> Iterator[Setting]:

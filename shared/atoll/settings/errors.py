@@ -37,17 +37,13 @@ def with_origin(error: SettingsError, origins: Mapping[str, str]) -> SettingsErr
         return error
     got = origin if error.got is None else f"{error.got} from {origin}"
     what, todo = error.what, error.todo
-    if _is_flag(origin):
+    if origin.startswith("--") and " " not in origin:  # a flag with a name of its own, and not `--set a.b`
         for known in (f"setting {name}", name, name.rpartition(".")[2]):
             if what.startswith(f"{known} "):
                 what = f"{origin} {what.removeprefix(f'{known} ')}"
                 break
         todo = f"correct {origin}" if origin == f"--{name}" else f"correct {origin}, which sets {name}"
     return SettingsError(what, got=got, allowed=error.allowed, todo=todo, setting=name)
-
-
-def _is_flag(origin: str) -> bool:
-    return origin.startswith("--") and " " not in origin
 
 
 def section_error(
