@@ -142,12 +142,11 @@ def recover(island: IslandHandle, checkpoints: Checkpoints | None, train: TrainS
     """Return the best state there is, and say on log and event log which it was.
 
     Moments go with parameters that have moved on meanwhile, and that is meant: the second is an average of squared gradients
-    over a horizon of 1 / (1 - beta2) steps and changes slowly, and the step count they are corrected by comes with them. With
-    fresh moments the first steps are of full size in every coordinate, whatever the gradient. How old is too old was measured
-    (docs/lab/training.md): up to four horizons cost nothing against a state that was kept, a peer's present state is as good,
-    ten horizons are better than a fresh start, and a state of long ago is worse. Age is counted in tokens of the whole run,
-    which is how far the parameters have moved; with several learners that judges a checkpoint older than it is, never
-    younger. A checkpoint from before the run was rebuilt may be ahead of it; then the distance counts, as it does backwards.
+    over a horizon of 1 / (1 - beta2) steps and changes slowly. With fresh moments the first steps are of full size in every
+    coordinate. By measurement (docs/lab/training.md) up to four horizons cost nothing against a state that was kept, a peer's
+    present state is as good, ten horizons are better than a fresh start, and a state of long ago is worse. Age is counted in
+    tokens of the whole run, which judges a checkpoint older than it is, never younger; of one from before the run was rebuilt,
+    which may be ahead of it, the distance counts.
     """
     own = _own(checkpoints, train, fresh)
     # What was read was read: with another optimizer, too, whose checkpoints cannot be used.

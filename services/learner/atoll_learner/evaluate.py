@@ -147,11 +147,7 @@ async def _follow(
 
 
 async def _open_bus(stop: asyncio.Event, settings: Settings, *, last: bool) -> Bus | None:
-    """Return the open bus; None if we are told to stop before, and have nothing to write.
-
-    Raises:
-        BrokerUnavailable: as `open_bus` does, or none answered for `STOP_PATIENCE_S` at the stop, and there was a last work.
-    """
+    """Return the open bus; None if we are told to stop before, and have nothing to write."""
     url, options = settings.broker.url, bus_options(settings)
     opening = asyncio.create_task(open_bus(url, settings.run, name=EVALUATOR, options=options))
     stopping = asyncio.create_task(stop.wait())
@@ -234,7 +230,10 @@ async def evaluate_until(
         run, heads = found
         progress = await _progress(bus, run) or RecordedProgress(0, over=False)
         if last and progress.over:
-            exported = await _try_export(bus, run, evaluation, exported)
+            try:
+                exported = await _export(bus, run, evaluation, exported)
+            except AtollError as error:
+                log.warning("export.failed", reason=str(error))
             await _pause(stop, pace.every_s)
             continue
         now = Moment(progress.tokens, time.monotonic())
@@ -252,9 +251,6 @@ async def _measure(
     """Measure a run at these heads, and note that in `known`; return the processor time that it took.
 
     The first measurement compiles, so its time says nothing about the next: it counts as none.
-
-    Raises:
-        AtollError: this was the first measurement, and it failed.
     """
     began_s, compiled = time.process_time(), known.sound
     try:
@@ -286,22 +282,11 @@ async def export_at_stop(bus: Bus, name: str, evaluation: Evaluation, exported: 
         log.warning("export.skipped", reason=str(error))
 
 
-async def _try_export(bus: Bus, run: RunRecord, evaluation: Evaluation, exported: Heads | None) -> Heads | None:
-    try:
-        return await _export(bus, run, evaluation, exported)
-    except AtollError as error:
-        log.warning("export.failed", reason=str(error))
-        return exported
-
-
 async def _export(bus: Bus, run: RunRecord, evaluation: Evaluation, exported: Heads | None) -> Heads | None:
     """Measure the model and write that very one out, unless it is the one that was `exported`; return the heads of it.
 
     A measurement that the event log has not got leaves the export undone: the log's last one shall be of the model that was
     written.
-
-    Raises:
-        AtollError: the run cannot be read, or the folder not be written to. The measurement is in the event log even so.
     """
     heads = await read_heads(bus, run)
     if heads == exported:

@@ -224,11 +224,7 @@ class Supply:
         self._leases.progress = self._reader.progress()
 
     def _collect(self) -> None:
-        """Take the pending lease over when it is here; one that failed is asked for again when it is needed.
-
-        Raises:
-            DataError: the run leases other blocks than our text has.
-        """
+        """Take the pending lease over when it is here; one that failed is asked for again when it is needed."""
         if self.pending is None or not self.pending.done():
             return
         pending, self.pending = self.pending, None

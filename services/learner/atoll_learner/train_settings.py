@@ -40,7 +40,8 @@ RATE_MAX: Final = 1e-2
 TIMES: Final = {"adamw": 1.0, "muon": 4.0}
 """Rate of each inner optimizer, usual and at most, in rates of AdamW."""
 WARMUP: Final = {"adamw": 0.1, "muon": 0.02}
-"""Share of a run's token target during which the rate rises, for each inner optimizer."""
+"""Share of a run's token target during which the rate rises. Muon's steps have one length from the first on; AdamW's second
+moments have to become known (docs/adr/0061)."""
 
 
 def _share_or_auto(value: Any) -> Literal["auto"] | float:  # noqa: ANN401  (whatever somebody wrote)
@@ -162,19 +163,13 @@ def usual_rate(model: ModelSettings, optimizer: str) -> float:
     The anchor is GPT-3 XL, 2e-4 for 1.2 billion (Brown et al., arXiv 2005.14165, table 2.1), and the rates of that table from
     85 million to 13 billion are within a fifth of the line. The exponent says that the rate falls as the width does: where
     models grow in all directions N ~ width^3, and maximal update parametrisation wants 1 / width for matrices (Yang et al.,
-    arXiv 2203.03466). That the line holds four to five orders below its anchor was looked at with one seed for each of three
-    sizes (docs/adr/0056); between a million parameters and the anchor it is the literature's.
+    arXiv 2203.03466). Four to five orders below the anchor it was looked at with one seed for each of three sizes
+    (docs/adr/0056).
 
-    Muon's steps have the root mean square of AdamW's, and still it wants four times the rate: of what was tried that was the
-    best or next to it, at four sizes and texts from 16 thousand parameters to a million (docs/adr/0059). At eight million,
-    1200 steps and one text, twice the rate of AdamW was 1.5 % better than four times, and eight times 5 % worse: one look, so
-    the rule stays, and whoever trains a larger model should try half of its rate.
-
-    Muon needs a short warm-up only: its steps have one length, whatever the first gradients are. AdamW's second moments have
-    to become known first (docs/adr/0061).
-
-    Left out: the tokens of a run (its schedule knows them), its batch, and the number of learners
-    (each steps with a batch of its own, so more of them make none larger).
+    Muon's steps have the root mean square of AdamW's, and still it wants four times the rate, at four sizes from 16 thousand
+    parameters to a million (docs/adr/0059); at eight million twice was 1.5 % better, so for a larger model half of its rate is
+    worth a try. Left out: the tokens of a run (its schedule knows them), its batch, and the number of learners (each steps with
+    a batch of its own).
 
     Examples:
         >>> from atoll_learner.model_settings import model_settings

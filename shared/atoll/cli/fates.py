@@ -80,11 +80,7 @@ async def _read_fates(settings: Settings) -> ReadFates:
 
 
 def _fates_of_saved(view: History, protocol: ProtocolSettings) -> ReadFates:
-    """Return the fates of a saved run, from the ledgers that its shards have closed.
-
-    Raises:
-        SettingsError: a shard closed none, so what it settled is in no file.
-    """
+    """Return the fates of a saved run, from the ledgers that its shards have closed."""
     whole = Ledger()
     if unclosed := [shard for shard in map("shard-{}".format, range(protocol.shards)) if shard not in view.ledgers]:
         raise SettingsError(
@@ -139,7 +135,8 @@ def show_data(data: DataLedger) -> None:
     states = ("finished", "leased", "returned", "untouched")
     table = plain_table(("epoch", *states), right=states)
     for sums in sums_by_epoch(data):
-        table.add_row(str(sums.epoch), *(f"{getattr(sums, state):,}" for state in states))
+        counts = (sums.finished, sums.leased, sums.returned, sums.untouched)
+        table.add_row(str(sums.epoch), *(f"{blocks:,}" for blocks in counts))
     console = wide_console(table)
     console.print(f"\nblocks of data, {data.blocks:,} to an epoch")
     console.print(table)

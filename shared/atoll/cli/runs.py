@@ -167,11 +167,7 @@ async def _row(settings: Settings, bus: ManagingBus, stored: StoredRun) -> RunRo
 
 async def _remove(settings: Settings, runs: list[str], *, yes: bool, force: bool) -> None:
     async with managing_bus(settings, "runs") as bus:
-        there = {stored.run: stored for stored in await bus.stored_runs()}
-        if absent := [run for run in runs if run not in there]:
-            raise SettingsError(
-                "the broker keeps no such run", got=", ".join(absent), allowed=", ".join(there) or "it keeps none"
-            )
+        there = await _kept_runs(bus, runs)
         if not force:
             await _check_silent(bus, runs)
         if not yes:
@@ -181,6 +177,16 @@ async def _remove(settings: Settings, runs: list[str], *, yes: bool, force: bool
             size_bytes = there[run].size_bytes + await _remove_elsewhere(settings, bus.beside(run), run, force=force)
             await bus.beside(run).remove_run()
             say(f"removed {run}: {as_size(size_bytes)}")
+
+
+async def _kept_runs(bus: ManagingBus, runs: list[str]) -> dict[str, StoredRun]:
+    """Return the runs that the broker keeps; raise `SettingsError` if one of `runs` is not among them."""
+    there = {stored.run: stored for stored in await bus.stored_runs()}
+    if absent := [run for run in runs if run not in there]:
+        raise SettingsError(
+            "the broker keeps no such run", got=", ".join(absent), allowed=", ".join(there) or "it keeps none"
+        )
+    return there
 
 
 async def _check_silent(bus: ManagingBus, runs: list[str]) -> None:
@@ -213,9 +219,7 @@ async def _remove_elsewhere(settings: Settings, home: ManagingBus, run: str, *, 
 
 async def _switch_taps(settings: Settings, run: str, *, bodies: bool) -> None:
     async with managing_bus(settings, "runs") as bus:
-        there = [stored.run for stored in await bus.stored_runs()]
-        if run not in there:
-            raise SettingsError("the broker keeps no such run", got=run, allowed=", ".join(there) or "it keeps none")
+        await _kept_runs(bus, [run])
         async with _further_brokers(settings, bus.beside(run)) as further:
             changed = [await each.switch_taps(bodies=bodies) for each in (bus.beside(run), *further)]
     have = BODIES if bodies else f"{HEADERS} only"

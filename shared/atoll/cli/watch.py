@@ -81,10 +81,8 @@ def status(  # noqa: PLR0913  (one argument for each option)
         return
     founded_at_s = None
     if (saved := saved_in(out, run, broker)) is not None:
-        moment, url = (
-            _ended_moment(view_of_saved(saved), saved.run, required_agreement(saved.agreement, saved.folder)),
-            f"file:{saved.folder}",
-        )
+        agreed, url = required_agreement(saved.agreement, saved.folder), f"file:{saved.folder}"
+        moment = _ended_moment(view_of_saved(saved), saved.run, agreed)
     else:
         with settings_of(out, run, broker, config, assignments) as settings:
             configure(settings.log.format, "error", role="status", run=settings.run)
@@ -97,15 +95,11 @@ def status(  # noqa: PLR0913  (one argument for each option)
     else:
         text = status_lines(moment, founded_at_s)
         if out is not None and saved is None and told.standing == "stopped":
-            text = "\n".join(filter(None, (text, _continuation_line(out))))
+            file = read_run_file(out)
+            text = "\n".join(filter(None, (text, file and continuation(file, out))))
     say(text)
     if told.standing == "waiting" or told.unheard:
         raise typer.Exit(WAITS)
-
-
-def _continuation_line(out: Path) -> str:
-    file = read_run_file(out)
-    return "" if file is None else continuation(file, out)
 
 
 async def _current_moment(settings: Settings, out: Path | None) -> tuple[TopMoment, float]:
@@ -139,17 +133,13 @@ def top(
 async def _show(settings: Settings, out: Path | None, *, once: bool) -> None:
     async with watch_run(settings, "top", out) as there:
         if once:
-            await _print_once(there)
+            await there.hear()
+            moment = TopMoment(there.picture(), there.clock.wall(), there.record.closing)
+            draw_once(with_age(moment, there.record.founded_at_s))
         elif sys.stdin.isatty() and sys.stdout.isatty():
             await _in_panels(there)
         else:
             await _in_lines(there)
-
-
-async def _print_once(there: WatchedRun) -> None:
-    await there.hear()
-    record, wall_s = there.record, there.clock.wall()
-    draw_once(with_age(TopMoment(there.picture(), wall_s, record.closing), record.founded_at_s))
 
 
 async def _in_lines(there: WatchedRun) -> None:
@@ -226,16 +216,13 @@ def tap(  # noqa: PLR0913  (one option each)
     if schema:
         say_json(asyncapi())
         return
-    selection, past_s = _selection(kind, learner, fragment), _seconds_back(since, follow=follow)
+    learners = frozenset(token(one, "learner") for one in learner or ())
+    selection = Selection(frozenset(kind or ()), learners, frozenset(fragment or ()))
+    past_s = _seconds_back(since, follow=follow)
     with settings_of(out, run, broker, config, assignments) as settings:
         configure(settings.log.format, "error", role="tap", run=settings.run)
         printer = Printer(bodies=bodies, count=count)
         asyncio.run(_print_taps(settings, tail, selection, past_s, follow=follow, seconds=seconds, printer=printer))
-
-
-def _selection(kinds: list[str] | None, learners: list[str] | None, fragments: list[int] | None) -> Selection:
-    named = frozenset(token(learner, "learner") for learner in learners or ())
-    return Selection(frozenset(kinds or ()), named, frozenset(fragments or ()))
 
 
 def _seconds_back(since: str | None, *, follow: bool) -> float | None:

@@ -34,7 +34,7 @@ from atoll.base.errors import AtollError, SettingsError, on_one_line
 from atoll.base.files import text_or_empty
 from atoll.base.wording import DAY_S, as_bytes, as_rate, as_size, as_time, counted
 from atoll.bus.interface import Bus
-from atoll.bus.nats.administration import BrokerProbe, LinkMeasured
+from atoll.bus.nats.administration import BrokerProbe, HubLinkMeasured, LinkMeasured
 from atoll.bus.nats.connection import OTHER_TIME
 from atoll.bus.nats.provision import HEADROOM_BYTES, VERSION_MIN
 from atoll.bus.options import PORT, addresses
@@ -517,9 +517,8 @@ async def check_link(probe: BrokerProbe, model_bytes: int) -> tuple[list[Finding
     if found is None:
         todo = "see whether something on the way ends connections that carry much"
         return [Finding("FAIL", "link", "a few megabytes did not come back within seconds", todo)], None
-    slow = min(found.up_bits_per_s, found.down_bits_per_s) < SLOW_BITS_PER_S
-    said = _describe_link(found, 0 if probe.in_region else model_bytes)
-    findings = [_link_finding("link", f"to the region's broker: {said}" if probe.in_region else said, slow=slow)]
+    where = "to the region's broker: " if probe.in_region else ""
+    findings = [_link_finding("link", found, 0 if probe.in_region else model_bytes, where)]
     if not probe.in_region:
         return findings, found.echo_s
     to_hub, echo_s = await check_hub_link(probe, model_bytes)
@@ -532,26 +531,20 @@ async def check_hub_link(probe: BrokerProbe, model_bytes: int) -> tuple[list[Fin
     if found is None:
         todo = "see whether the link is cut or full, and what nats-server.log in the store of the region's broker says"
         return [Finding("FAIL", LINK_TO_HUB, "the hub did not answer through it within seconds", todo)], None
-    moved = as_bytes(found.bytes_moved)
-    said = f"{1000 * found.echo_s:.1f} ms there and back; up {as_rate(found.up_bits_per_s)} ({moved} moved)"
-    if model_bytes:
-        said += f"; all parameters in float32 take {as_time(8 * model_bytes / found.up_bits_per_s)} up"
-    return [_link_finding(LINK_TO_HUB, said, slow=found.up_bits_per_s < SLOW_BITS_PER_S)], found.echo_s
+    return [_link_finding(LINK_TO_HUB, found, model_bytes)], found.echo_s
 
 
-def _link_finding(about: str, said: str, *, slow: bool) -> Finding:
+def _link_finding(about: str, found: HubLinkMeasured, model_bytes: int, where: str = "") -> Finding:
+    up = found.up_bits_per_s
+    down = found.down_bits_per_s if isinstance(found, LinkMeasured) else None
+    back = "" if down is None else f", down at least {as_rate(down)}"
+    moved = f"up {as_rate(up)}{back} ({as_bytes(found.bytes_moved)} moved)"
+    model = f"; all parameters in float32 take {as_time(8 * model_bytes / up)} up" if model_bytes else ""
+    slow = min(up, up if down is None else down) < SLOW_BITS_PER_S
     todo = "`atoll plan` says what rate a run needs" if slow else ""
-    return Finding("note" if slow else "ok", about, said, todo)
-
-
-def _describe_link(found: LinkMeasured, model_bytes: int) -> str:
-    said = (
-        f"{1000 * found.echo_s:.1f} ms there and back; up {as_rate(found.up_bits_per_s)}, down at least "
-        f"{as_rate(found.down_bits_per_s)} ({as_bytes(found.bytes_moved)} moved)"
+    return Finding(
+        "note" if slow else "ok", about, f"{where}{1000 * found.echo_s:.1f} ms there and back; {moved}{model}", todo
     )
-    if model_bytes:
-        said += f"; all parameters in float32 take {as_time(8 * model_bytes / found.up_bits_per_s)} up"
-    return said
 
 
 async def read_record(bus: Bus, run: str) -> tuple[RunRecord | None, list[Finding]]:

@@ -274,11 +274,7 @@ def _file_and_identity(path: Path) -> Iterator[Path]:
 
 
 def _manifest(out: Path, run: str | None = None) -> dict[str, str]:
-    """Return the files of the last rendering with their digests; none if there was none.
-
-    Raises:
-        SettingsError: it is damaged, or of another run than `run`.
-    """
+    """Return the files of the last rendering with their digests; none if there was none."""
     try:
         manifest = parsed(read_file(out / MANIFEST, TEXT_BYTES_MAX), _Manifest)
     except FileNotFoundError:

@@ -172,11 +172,7 @@ def _bind(folder: str, *, read_only: bool = False) -> dict[str, Any]:
 
 
 def _mountable_path(path: str) -> str:
-    """Return a path as compose takes it for a folder and not for a volume.
-
-    Raises:
-        SettingsError: compose would split it, or put the value of a variable into it.
-    """
+    """Return a path as compose takes it for a folder and not for a volume."""
     if any(letter in ":$" or not letter.isprintable() for letter in path):
         raise SettingsError(
             "compose cannot mount a folder of this name",

@@ -63,10 +63,6 @@ class Journal:
         if self._session.ended == RUNNING:
             self._session.ended = "failed"
 
-    def continuation(self) -> str:
-        """Return the command that continues the run, as `continuation` does."""
-        return continuation(self.file, self._folder.out)
-
     def note_rebuilt(self, record: RebuiltRecord) -> None:
         """Note that the run went back to a checkpoint: later commits no longer belong to it."""
         self._session.rebuilt = record

@@ -26,7 +26,7 @@ from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
 from atoll.local.brokers import check_broker_at
 from atoll.local.console import ConsolePicture, RunConsole, make_face, open_page
-from atoll.local.journal import Journal
+from atoll.local.journal import Journal, continuation
 from atoll.local.options import UpPlan
 from atoll.local.processes import ProcessGroup
 from atoll.local.run_store import (
@@ -351,7 +351,7 @@ class Supervisor:
             self._face.say(f"the event log could not be read to its end: {error}")
         self._journal.keep(self._face.say)
         report, unwritten = write_report(self._folder, self._view, self._journal.file, last)
-        self._face.say(summary(report, self._folder.out, self._journal.continuation()))
+        self._face.say(summary(report, self._folder.out, continuation(self._journal.file, self._folder.out)))
         if unwritten is not None:
             raise unwritten
         self._say(await asyncio.to_thread(describe_unarchived, self._up))
