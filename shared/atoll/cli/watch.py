@@ -96,7 +96,7 @@ def status(  # noqa: PLR0913  (one argument for each option)
         text = status_lines(moment, founded_at_s)
         if out is not None and saved is None and told.standing == "stopped":
             file = read_run_file(out)
-            text = "\n".join(filter(None, (text, file and continuation(file, out))))
+            text = "\n".join(filter(None, (text, continuation(file, out) if file else "")))
     say(text)
     if told.standing == "waiting" or told.unheard:
         raise typer.Exit(WAITS)
