@@ -105,8 +105,7 @@ def status(  # noqa: PLR0913  (one argument for each option)
 async def _current_moment(settings: Settings, out: Path | None) -> tuple[TopMoment, float]:
     async with watch_run(settings, "status", out) as there:
         await there.hear()
-        moment = TopMoment(there.picture(), there.clock.wall(), there.record.closing)
-        return moment, there.record.founded_at_s
+        return there.moment(), there.record.founded_at_s
 
 
 def _ended_moment(view: History, run: str, protocol: ProtocolSettings) -> TopMoment:
@@ -134,8 +133,7 @@ async def _show(settings: Settings, out: Path | None, *, once: bool) -> None:
     async with watch_run(settings, "top", out) as there:
         if once:
             await there.hear()
-            moment = TopMoment(there.picture(), there.clock.wall(), there.record.closing)
-            draw_once(with_age(moment, there.record.founded_at_s))
+            draw_once(with_age(there.moment(), there.record.founded_at_s))
         elif sys.stdin.isatty() and sys.stdout.isatty():
             await _in_panels(there)
         else:
@@ -331,6 +329,10 @@ class WatchedRun:
     def picture(self) -> ConsolePicture:
         """Return the run as it is now."""
         return ConsolePicture(self.view, self.run, self.record.protocol, self.began_s, self.clock.monotonic())
+
+    def moment(self) -> TopMoment:
+        """Return this moment of it."""
+        return TopMoment(self.picture(), self.clock.wall(), self.record.closing)
 
 
 def has_heard_all(record: RunRecord, view: History) -> bool:

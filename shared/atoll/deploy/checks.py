@@ -563,24 +563,19 @@ async def read_record(bus: Bus, run: str) -> tuple[RunRecord | None, list[Findin
 
 def check_founding(record: RunRecord, loaded: LoadedSettings) -> Finding:
     """Return how the run's protocol differs from the settings that were given for it."""
-    return grade_faults(
-        "founding",
-        protocol_differences(record, loaded),
-        "the run's protocol is as our settings say, as far as they say anything",
-        "the founder's hold for the whole run: correct the settings, or found another run",
-    )
-
-
-def protocol_differences(record: RunRecord, loaded: LoadedSettings) -> list[str]:
-    """Return one phrase for each setting of the protocol that was given and is another one in the run."""
-    theirs = msgspec.to_builtins(record.protocol)
-    ours = msgspec.to_builtins(loaded.settings.protocol)
+    theirs, ours = (msgspec.to_builtins(one) for one in (record.protocol, loaded.settings.protocol))
     names = sorted({name.split(".")[1] for name in loaded.origins if name.startswith("protocol.")})
-    return [
+    differences = [
         f"protocol.{name} is {json.dumps(theirs[name])} in the run and {json.dumps(ours[name])} here"
         for name in names
         if name in theirs and theirs[name] != ours[name]
     ]
+    return grade_faults(
+        "founding",
+        differences,
+        "the run's protocol is as our settings say, as far as they say anything",
+        "the founder's hold for the whole run: correct the settings, or found another run",
+    )
 
 
 async def check_copies(probe: BrokerProbe, run: str, wanted: int) -> list[Finding]:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import tomli_w
 
 from atoll.base.errors import AtollError, EnvironmentFault, InUse, SettingsError
 from atoll.base.files import (
@@ -55,7 +56,6 @@ from atoll.deploy.services import (
     services,
 )
 from atoll.deploy.targets import compose_files, skypilot_files, systemd_files
-from atoll.deploy.texts import toml
 from atoll.keys.certificates import hosts_of
 from atoll.keys.identity import FOLDER_MODE
 from atoll.keys.roll import (
@@ -111,7 +111,7 @@ def rendered_texts(described: DeploymentDescription) -> dict[str, str]:
         for name, text in targets[target](described, place).items():
             found[f"{place}/{name}"] = text
         for service in services(described, place):
-            found[f"{place}/{SERVICES}/{service.name}/{RUN_FILE}"] = _HEAD + toml(service.settings)
+            found[f"{place}/{SERVICES}/{service.name}/{RUN_FILE}"] = _HEAD + tomli_w.dumps(service.settings)
     if "kubernetes" in places(described).values():
         found |= {f"kubernetes/base/{name}": text for name, text in base_files().items()}
     return found
@@ -245,9 +245,10 @@ def _remove(out: Path, name: str, digest: str, done: Rendered) -> None:
     if _digest(path) != digest:
         done.notes.append(f"{name} is not of this description any more; it was edited, so it stays")
         return
-    for each in _file_and_identity(path):
-        each.unlink(missing_ok=True)
-        done.removed.append(str(each.relative_to(out)))
+    for each in (path, path.parent / IDENTITY_FILE) if path.name == RUN_FILE else (path,):
+        if each.exists():
+            each.unlink()
+            done.removed.append(str(each.relative_to(out)))
     while path.parent != out and not any(path.parent.iterdir()):
         path = path.parent
         path.rmdir()
@@ -265,12 +266,6 @@ def _remove_doors(described: DeploymentDescription, out: Path, done: Rendered) -
                 done.removed.append(str((door / name).relative_to(out)))
         if not any(door.iterdir()):
             door.rmdir()
-
-
-def _file_and_identity(path: Path) -> Iterator[Path]:
-    yield path
-    if path.name == RUN_FILE and (path.parent / IDENTITY_FILE).exists():
-        yield path.parent / IDENTITY_FILE
 
 
 def _manifest(out: Path, run: str | None = None) -> dict[str, str]:

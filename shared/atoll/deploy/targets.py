@@ -23,6 +23,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import tomli_w
+
 from atoll.base.errors import SettingsError
 from atoll.base.machine import huge_pages
 from atoll.bus.options import LEAF_PORT, PORT
@@ -45,7 +47,7 @@ from atoll.deploy.services import (
     services,
     unit_name,
 )
-from atoll.deploy.texts import toml, yaml
+from atoll.deploy.texts import yaml
 from atoll.wire.subjects import HUB
 
 COMPOSE_HEAD = """{run}, {place}: written by `atoll deploy render`; change the description and render again.
@@ -324,7 +326,7 @@ def _skypilot_task(described: DeploymentDescription, place: str, service: Planne
     run = (
         "umask 077\nmkdir -p ~/atoll && cd ~/atoll\n"
         f'printf %s "${SECRET}" | base64 -d > {IDENTITY_FILE}\n'
-        f"cat > {RUN_FILE} <<'END_OF_RUN_FILE'\n{toml(service.settings)}END_OF_RUN_FILE\n"
+        f"cat > {RUN_FILE} <<'END_OF_RUN_FILE'\n{tomli_w.dumps(service.settings)}END_OF_RUN_FILE\n"
         f"exec atoll learner --config {RUN_FILE}\n"
     )
     mounted = {"file_mounts": {"/data": region.data}} if "://" in region.data else {}

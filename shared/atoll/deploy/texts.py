@@ -1,4 +1,4 @@
-"""Tables as TOML and trees as YAML, by tomli-w and PyYAML, for files that people read and other programs load.
+"""Trees as YAML, by PyYAML, for files that people read and other programs load.
 
 A text of YAML is quoted unless no reader, of YAML 1.1 or 1.2, could take it for anything else ("no", 0o17, 1:30 and y are no
 texts in one of them). No anchors: what two places share is written in both.
@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-import tomli_w
 from yaml import SafeDumper, dump_all
 from yaml.nodes import ScalarNode
 
@@ -31,11 +30,6 @@ def _represent_text(dumper: _PlainDumper, text: str) -> ScalarNode:
 
 
 _PlainDumper.add_representer(str, _represent_text)
-
-
-def toml(tables: Mapping[str, Any]) -> str:
-    """Return nested tables as TOML."""
-    return tomli_w.dumps(tables)
 
 
 def yaml(*documents: Mapping[str, Any], head: str = "") -> str:

@@ -90,7 +90,7 @@ def host(store_dir: Path, url_file: Path, port: int, node: str, keys: str) -> No
     door = LockedDoor(KeyFolder(Path(keys)), store_dir, node=bool(node)) if keys else None
     member = msgspec.json.decode(node, type=ClusterNode) if node else None
     broker = broker_of(store_dir, port, member, door)
-    keep_running(broker, lambda url: _announce(url_file, url), door)
+    keep_running(broker, lambda url: write_whole(url_file, url.encode()), door)
 
 
 def keep_running(
@@ -189,14 +189,6 @@ def _former_port(url_file: Path) -> int:
         return 0
 
 
-def _announce(url_file: Path, url: str) -> None:
-    write_whole(url_file, url.encode())
-
-
-def _main() -> None:
-    host(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5])
-
-
 class RoomWatch:
     """Tells when a server that ran out of disk has room again, by the server's own words in its log."""
 
@@ -270,4 +262,5 @@ class SilenceWatch:
 
 
 if __name__ == "__main__":
-    run_program(lambda: run_guarded(_main))
+    store, url_file, port, node, keys = sys.argv[1:]
+    run_program(lambda: run_guarded(lambda: host(Path(store), Path(url_file), int(port), node, keys)))

@@ -128,7 +128,13 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
         like=like,
         keys=keys,
     )
-    _check(result, stated)
+    if request.resume and former is None:
+        raise SettingsError(
+            "there is no run to resume", got=out, allowed="a folder with run.json", todo="correct --out"
+        )
+    _check_data(result)
+    if former is not None:
+        _check_unchanged(former, result, stated)
     return result
 
 
@@ -137,16 +143,6 @@ def _complete(settings: Settings, copies: int, keys: Path | None, up: Mapping[st
     return settings.model_copy(
         update={"up": settings.up.model_copy(update=up), "broker": settings.broker.model_copy(update=broker)}
     )
-
-
-def _check(up: UpPlan, stated: GivenValues) -> None:
-    if up.resume and up.former is None:
-        raise SettingsError(
-            "there is no run to resume", got=up.out, allowed="a folder with run.json", todo="correct --out"
-        )
-    _check_data(up)
-    if up.former is not None:
-        _check_unchanged(up.former, up, stated)
 
 
 def _former(request: UpRequest, out: Path) -> tuple[RunFile | None, bool]:
