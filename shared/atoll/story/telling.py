@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from atoll.base.wording import counted
@@ -313,35 +314,27 @@ def learner_story(history: History, learner: str) -> list[str]:
     told += [f"  {clock.at(at_s)}  {words}" for at_s, words in sorted(lives)] or [f"  when it joined, {SILENT}"]
     if own is None:
         return [*told, "", "no contribution of it was merged", *_refusals(history, learner)]
+    others, duration = partial(of_others, shares, learner), partial(duration_of_others, shares, learner)
+    alignment = alignment_of_others(shares, learner)
     figures = [
         ("contributions merged", own.contributions, None, "{:,}"),
         ("of them late", own.late, None, "{:,}"),
-        (
-            "share of a round's weight",
-            own.weight_share,
-            of_others(shares, learner, lambda each: each.weight_share),
-            "{:.1%}",
-        ),
-        ("inner steps in a contribution", own.steps, of_others(shares, learner, lambda each: each.steps), "{:.4g}"),
-        ("inner step, s", own.step_s, duration_of_others(shares, learner, lambda each: each.step_s), "{:.3g}"),
-        ("upload, s", own.upload_s, duration_of_others(shares, learner, lambda each: each.upload_s), "{:.3g}"),
-        ("cosine with the merge", own.aligned, of_others(shares, learner, lambda each: each.aligned), "{:.3g}"),
-        (
-            "cosine with the other learners",
-            own.aligned_with_others,
-            alignment_of_others(shares, learner),
-            "{:.3g}",
-        ),
+        ("share of a round's weight", own.weight_share, others(lambda each: each.weight_share), "{:.1%}"),
+        ("inner steps in a contribution", own.steps, others(lambda each: each.steps), "{:.4g}"),
+        ("inner step, s", own.step_s, duration(lambda each: each.step_s), "{:.3g}"),
+        ("upload, s", own.upload_s, duration(lambda each: each.upload_s), "{:.3g}"),
+        ("cosine with the merge", own.aligned, others(lambda each: each.aligned), "{:.3g}"),
+        ("cosine with the other learners", own.aligned_with_others, alignment, "{:.3g}"),
         ("left of its length after correction", own.shortened, None, "{:.1%}"),
-        ("training loss", own.loss, of_others(shares, learner, lambda each: each.loss), "{:.4g}"),
+        ("training loss", own.loss, others(lambda each: each.loss), "{:.4g}"),
     ]
     told += ["", f"  {'what it contributed (medians)':<38}{learner:>14}{'the others':>14}"]
-    for name, mine, others, form in figures:
+    for name, mine, theirs, form in figures:
         told.append(
             f"  {name:<38}{'not told' if mine is None else form.format(mine):>14}"
-            f"{'' if others is None else form.format(others):>14}".rstrip()
+            f"{'' if theirs is None else form.format(theirs):>14}".rstrip()
         )
-    if points_away(own, alignment_of_others(shares, learner)):
+    if points_away(own, alignment):
         told.append("  it points elsewhere than the others: look at its machine, its data and its learning rate")
     told += _refusals(history, learner)
     told += ["", "its latest contributions"]
