@@ -30,7 +30,7 @@ BENCH = PYTHONPATH=$(CURDIR)/tests $(PY)
 PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses $(1) --dist loadscope --no-loadscope-reorder $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 SCHEDULED = $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES))
 
-.PHONY: help setup demo test test-all test-cluster coverage lines docs docs-build wheel release lint types check compose-check compose-test deploy-check bench bench-rebuild bench-replay bench-takeover bench-doors bench-fidelity bench-simulator bench-arithmetic bench-broker bench-bulk bench-regions bench-premerge bench-start bench-memory bench-round bench-link bench-bandwidth bench-goodput bench-peers bench-scale newest-nats chaos chaos-cluster race bench-cut dst bench-dst fuzz attacks bench-hostile bench-crowd bench-monitor bench-data bench-transformers bench-upgrade bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
+.PHONY: help setup demo test test-all test-cluster coverage lines docs docs-build wheel release lint types check compose-check compose-test deploy-check bench bench-rebuild bench-replay bench-takeover bench-doors bench-fidelity bench-simulator bench-arithmetic bench-broker bench-bulk bench-regions bench-premerge bench-start bench-memory bench-round bench-link bench-bandwidth bench-goodput bench-peers bench-scale newest-nats trace chaos chaos-cluster race bench-cut dst bench-dst fuzz attacks bench-hostile bench-crowd bench-monitor bench-data bench-transformers bench-upgrade bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -138,6 +138,9 @@ docs-build: $(READY)  ## build the documentation into build/docs/site; a broken 
 
 newest-nats: $(READY)  ## test the NATS adapter on the newest nats-py in the allowed range (skips without an index)
 	infra/newest_nats.sh $(VENV)
+
+trace: $(READY)  ## count the modules and functions that one contribution passes on its way
+	$(BENCH) -m benchmarks.network.trace $(if $(SEED),--seed $(SEED))
 
 bench: $(READY)  ## measure what the protocol costs a learner's step
 	$(BENCH) -m benchmarks.network.overhead $(BENCH_FLAGS)

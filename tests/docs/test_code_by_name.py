@@ -36,7 +36,6 @@ LOOKED_UP: Final = "an attribute by a variable"
 OUR_NAMES: Final = {
     "atoll.archive.replay": "fields of `Included`",
     "atoll.base.parsing": "fields of the struct that was parsed",
-    "atoll.cli.fates": "sums of an epoch",
     "atoll.client.checkpoints": "fields of a checkpoint's note",
     "atoll.client.join": "options of `JoinOptions`",
     "atoll.client.options": "options of `JoinOptions`",
