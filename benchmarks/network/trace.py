@@ -24,8 +24,8 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from atoll.base.files import write_whole
 from atoll.base.background_tasks import LoopThread
+from atoll.base.files import write_whole
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
