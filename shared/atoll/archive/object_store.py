@@ -144,7 +144,6 @@ class FolderArchive:
                 self._place(path).unlink(missing_ok=True)
 
     def _place(self, path: str) -> Path:
-        """Return where an object lies; raise `CheckpointError` if that is outside the archive, or behind a link."""
         levels = path.split("/")
         if "\0" in path or any(level in ("", ".", "..") for level in levels):
             raise CheckpointError("this is no path of an archive", got=repr(path), allowed="names, with / between them")
