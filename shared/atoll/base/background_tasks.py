@@ -74,7 +74,6 @@ class LoopThread:
     """Starts at once; `submit` runs a coroutine there, `stop` ends the loop and the thread. Several islands may share."""
 
     def __init__(self, name: str) -> None:
-        """Start the thread; it does not keep the process alive."""
         self.loop = asyncio.new_event_loop()
         self._is_stopping = False
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
