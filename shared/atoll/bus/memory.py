@@ -527,7 +527,6 @@ class MemoryBus:
         self._tell_feeds(CoreMessage(subject, bytes(data)))
 
     def _tell_feeds(self, core_message: CoreMessage) -> None:
-        """Do what the broker does once it has a message that was told: hand it on, and keep it if it is of the last ones."""
         self._broker.core_message(core_message)
         if any(matches(kept, core_message.subject) for kept in self._live.subjects):
             self._keep_last(core_message.subject, core_message.data)

@@ -71,7 +71,6 @@ class SpreadBus(ForwardingBus):
     # --- where what lies --------------------------------------------------------------------------------------------
 
     async def _learn(self, bulk: Sequence[str]) -> None:
-        """Take where the run's fragments lie, beside home; raise `SettingsError` if our own addresses are not as many."""
         if self._own_addresses and len(self._own_addresses) != len(bulk):
             raise SettingsError(
                 "the run's fragments lie on another number of brokers than this process knows",
@@ -119,7 +118,6 @@ class SpreadBus(ForwardingBus):
         return self._further[number]
 
     async def _check_place(self, bus: Bus, number: int, brokers: int) -> None:
-        """Raise `SettingsError` if a broker keeps other fragments than one at its place: the addresses are in another order."""
         try:
             heads = await bus.get_records(self._heads)
         except RunReplaced:  # nobody has founded the run there

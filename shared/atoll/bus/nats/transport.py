@@ -262,7 +262,6 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
         transport.set_write_buffer_limits(high=1, low=0)
 
     async def _within(self, work: Any, timeout_s: float) -> Any:  # noqa: ANN401  # whatever the loop returns
-        """Return the result of `work`; after `timeout_s` leave no socket behind."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await work
