@@ -80,7 +80,6 @@ async def _read_fates(settings: Settings) -> ReadFates:
 
 
 def _fates_of_saved(view: History, protocol: ProtocolSettings) -> ReadFates:
-    """Return the fates of a saved run, from the ledgers that its shards have closed."""
     whole = Ledger()
     if unclosed := [shard for shard in map("shard-{}".format, range(protocol.shards)) if shard not in view.ledgers]:
         raise SettingsError(

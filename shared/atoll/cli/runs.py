@@ -180,7 +180,6 @@ async def _remove(settings: Settings, runs: list[str], *, yes: bool, force: bool
 
 
 async def _kept_runs(bus: ManagingBus, runs: list[str]) -> dict[str, StoredRun]:
-    """Return the runs that the broker keeps; raise `SettingsError` if one of `runs` is not among them."""
     there = {stored.run: stored for stored in await bus.stored_runs()}
     if absent := [run for run in runs if run not in there]:
         raise SettingsError(
