@@ -159,7 +159,6 @@ class LoopCheckpoints:
         self._store.save(self._arrays, msgspec.structs.replace(note, plain=plain), copied_s)
 
     def _restore(self, like: Any, recover: Callable[[Any], Borrowed | None]) -> RecoveredEvent:  # noqa: ANN401
-        """Take the best state there is, and return which it was."""
         driver, incarnation = self._session.driver, self._session.member.incarnation
         own = self._store.load(self._state.split(like)[0])
         if own is not None and not self._state.fits(own.note.plain):

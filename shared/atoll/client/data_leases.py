@@ -148,7 +148,6 @@ class DataLeases:
         )
 
     def _learn(self, ledger: DataLedger, progress: Progress) -> None:
-        """Note what is ours now; a unit that was ours, is not read to its end and is gone, is lost."""
         now = frozenset(grant.key for grant in held(ledger, *self._holder))
         whole = {key for key, (read, of) in progress.items() if of and read == of}
         gone = frozenset() if self._leaving else self.mine - now - whole

@@ -231,7 +231,6 @@ def _next_incarnation(record: Record | None, holder: Member | None) -> int:
 
 
 async def _ask_holder(bus: Bus, subjects: Subjects, learner: str, holder: Member | None) -> Member | None:
-    """Return the holder of an id if it answers; an answer that is not the holder's own is none."""
     question = encode(Control(verb="identify", sender=learner))
     answer = await bus.ask(subjects.control(learner), question, timeout_s=IDENTIFY_TIMEOUT_S)
     if answer is not None:
