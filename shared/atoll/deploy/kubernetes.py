@@ -183,7 +183,6 @@ def _mount(name: str, path: str, *, read_only: bool = False) -> dict[str, Any]:
 
 
 def _probe(age_s: int, failures: int, *words: str) -> dict[str, Any]:
-    """Return a probe that fails once a service has shown no life for `age_s`, so many times."""
     command = ["atoll", "health", "--age", str(age_s), *words]
     return {"exec": {"command": command}, "periodSeconds": 15, "timeoutSeconds": 10, "failureThreshold": failures}
 

@@ -269,7 +269,6 @@ def _remove_doors(described: DeploymentDescription, out: Path, done: Rendered) -
 
 
 def _manifest(out: Path, run: str | None = None) -> dict[str, str]:
-    """Return the files of the last rendering with their digests; none if there was none."""
     try:
         manifest = parsed(read_file(out / MANIFEST, TEXT_BYTES_MAX), _Manifest)
     except FileNotFoundError:

@@ -91,7 +91,6 @@ def _head_folders(described: DeploymentDescription, place: str) -> str:
 
 
 def _hardened_service(image: str, memory: str, heartbeat: list[str]) -> dict[str, Any]:
-    """Return what every service has: no root, no rights, nothing to write but what it is given, and a health check."""
     return {
         "image": image,
         "user": CONTAINER_USER,
