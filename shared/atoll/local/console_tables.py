@@ -489,7 +489,6 @@ def status_lines(moment: TopMoment, founded_at_s: float | None = None) -> str:
 
 
 def _clipped_lines(moment: TopMoment) -> tuple[str, ...]:
-    """Return, by learner, that contributions were clipped within `RECENT_S`, and the newest of them."""
     return tuple(
         f"{name}: {counted(clips.count, 'contribution was', 'contributions were')} clipped, the last {moment.ago(clips.at_s)} "
         f"ago, {describe_clip(clips.norm, clips.norm_max)}; {CLIP_CURE}"

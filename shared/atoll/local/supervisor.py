@@ -363,7 +363,6 @@ class Supervisor:
     # --- the means ------------------------------------------------------------------------------------------------
 
     async def _finish(self, what: str, name: str, patience_s: float, *, needed: bool) -> AtollError | None:
-        """Wait for the end of a program that was started; raise its failure if the run needs it, else return it."""
         with self._face.stage(what):
             done = await self._until(lambda: not self._fleet.alive([name]), patience_s, draining=not needed)
             self._fleet.kill([name])
