@@ -379,7 +379,6 @@ class AccumulateEntry:
 def _shortened(
     corrections: Corrections | None, norms: Sequence[float], clips: Sequence[float]
 ) -> list[SliceCorrection | None]:
-    """Return the correction of each slice of a contribution with these norms, with its clip after it."""
     by_slice: Sequence[SliceCorrection | None] = [None] * len(norms) if corrections is None else corrections.by_slice
     return [
         each if clip == 1.0 else (each or SliceCorrection(1.0, 0.0, norm)).times(clip)
