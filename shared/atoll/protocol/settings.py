@@ -99,7 +99,6 @@ class _SettingsMeta(msgspec.StructMeta):
     """Refuses a setting that there is not as one of our errors."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, N805  (whatever is given, to a class)
-        """Make the settings. Raises `SettingsError`: there is no such setting, or it has no name."""
         names: tuple[str, ...] = cls.__struct_fields__
         if args:
             raise SettingsError("protocol settings are given by name", got=args, allowed="ProtocolSettings(quorum=2)")
