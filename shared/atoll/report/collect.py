@@ -127,7 +127,6 @@ def _shard_names(run: RunFile) -> list[str]:
 
 
 def _whole_ledger(view: History, of_heads: Ledger | None) -> Ledger:
-    """Return the sum of what all shards closed; if one did not, the sum of what the fragments' heads hold."""
     if of_heads is None:
         return view.closed_ledger()
     ledger = Ledger()
@@ -231,7 +230,6 @@ def _validation(view: History, exported: Mapping[str, Any], fragments: int) -> d
 
 
 def _averaged(bits_per_byte: float | None) -> dict[str, float]:
-    """Return the measurement of the averaged values; nothing for a run that keeps no average."""
     return {} if bits_per_byte is None else {"average_bits_per_byte": bits_per_byte}
 
 

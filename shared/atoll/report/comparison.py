@@ -154,7 +154,6 @@ def with_distinct_names(rows: Sequence[ComparedRun]) -> list[ComparedRun]:
 
 
 def _renamed(rows: Sequence[ComparedRun], names: Sequence[str], others: Sequence[str]) -> list[ComparedRun]:
-    """Return the rows, with the `others` in the place of those names that several rows have."""
     count = Counter(names)
     return [
         replace(row, run=other if count[name] > 1 else name)

@@ -247,7 +247,6 @@ def _quarantined(view: History) -> list[dict[str, Any]]:
 
 
 def _clipped(view: History) -> list[dict[str, Any]]:
-    """Return the learners whose contributions were clipped most often, and by how much the last one."""
     return [
         {
             "learner": name,
@@ -273,7 +272,6 @@ def _status(view: History, facts: PageFacts) -> str:
 
 
 def _waits_for(view: History, facts: PageFacts) -> str:
-    """Return why a run with a quorum makes no version, in words; empty while it makes some."""
     training = {name for name, one in view.learners.items() if facts.state(one) == "training"}
     making = making_of(view, facts.protocol, training)
     return making.sentence if making.stands_still and not facts.saved and not is_over(view, facts) else ""
@@ -441,7 +439,6 @@ def curves_of(view: History, facts: PageFacts) -> dict[str, Any]:
 
 
 def _rounds_over_time(view: History, began_s: float) -> dict[str, list[float]]:
-    """Return contributors, live learners, and bytes merged and published so far, at the rounds that the view keeps."""
     # What the view no longer keeps lies before the first of them.
     up = view.bytes_merged - sum(line.round.bytes_up for line in view.rounds)
     down = view.bytes_published - sum(line.round.bytes_down for line in view.rounds)
