@@ -133,7 +133,6 @@ class RunFolder:
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> Self:
-        """Make the folder, check that it is ours, can be written and has room, and lock it."""
         self._check_ours()
         self._check_room()
         try:

@@ -152,7 +152,6 @@ async def fetch_frame_and_head(
 
 
 def _head_in(record: Record, run: RunRecord) -> Head:
-    """Return the head in a record; it must belong to the record's subject and to the run's layout."""
     head = decode(Head, record.data)
     if record.subject != run.subjects.head(head.fragment) or head.fragment >= len(run.layout.fragments):
         raise PeerMisbehaved("a head of another fragment", got=f"fragment {head.fragment} in {record.subject}")

@@ -71,7 +71,6 @@ class ChunkShares:
     """How many chunks of a run each sender may have stored: a learner, or the synchronizer of a region for its sums."""
 
     def __init__(self, run: RunRecord) -> None:
-        """Count the chunks of each fragment: of a contribution, and of a sum."""
         self._prefix = f"{run.subjects.prefix}.up.c."
         layout, protocol = run.layout, run.protocol
         sizes = layout.fragment_sizes()

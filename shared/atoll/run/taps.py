@@ -192,7 +192,6 @@ class Selection:
 
 
 def _fragments(levels: Mapping[str, str], fields: Mapping[str, Any]) -> set[int]:
-    """Return the fragments that a message is about: its own, and those of contributions that were refused."""
     refusals = fields.get("refusals")
     named = [levels.get("fragment"), fields.get("fragment")]
     named += [one.get("fragment") for one in refusals if isinstance(one, dict)] if isinstance(refusals, list) else []
@@ -200,7 +199,6 @@ def _fragments(levels: Mapping[str, str], fields: Mapping[str, Any]) -> set[int]
 
 
 def _learners(levels: Mapping[str, str], fields: Mapping[str, Any]) -> set[str]:
-    """Return the learners that a message is about: its writer, and those that a round, a head or a refusal names."""
     named = {levels.get("learner", ""), levels.get("who", ""), str(fields.get("learner", ""))}
     for many in ("contributors", "included", "refusals"):
         entries = fields.get(many)
@@ -397,7 +395,6 @@ class TapReader:
         return None
 
     async def _page(self, kind: str, after: int, limit: int) -> list[StoredEvent]:
-        """Return the next events; none while nobody has founded the run."""
         try:
             return await self._bus.replay(self._subjects.event(kind, "*"), after=after, limit=limit)
         except RunReplaced:
@@ -411,7 +408,6 @@ def _written_s(body: Mapping[str, Any]) -> float:
 
 
 def _info(text: str) -> dict[str, Any]:
-    """Return the writer's `info` of a message; empty if it is missing or unreadable."""
     try:
         return json_object(text or "{}")
     except msgspec.MsgspecError:

@@ -104,7 +104,6 @@ class Watch:
         return taken
 
     def _show(self, beat: Beat, at_s: float) -> None:
-        """Let the view take a member's heartbeat, unless what it says cannot be."""
         if self.answered_s is None:
             return
         try:
