@@ -125,7 +125,6 @@ def _share(learner: str, merged: Sequence[tuple[RoundLine, Contributor, float]])
 
 
 def _alignments(merged: Iterable[tuple[RoundLine, Contributor, float]]) -> Iterator[float]:
-    """Yield how contributions agreed with the others, in rounds of enough learners to tell them apart."""
     for line, share, _ in merged:
         learners = {each.learner for each in line.round.contributors}
         if share.aligned_with_others is not None and len(learners) >= LEARNERS_TOLD_APART:
@@ -133,7 +132,6 @@ def _alignments(merged: Iterable[tuple[RoundLine, Contributor, float]]) -> Itera
 
 
 def _kept_length(share: Contributor) -> float:
-    """Return what its correction has left of a contribution's length, 1 where it was not corrected."""
     if share.corrected and share.corrected_norm is not None and share.norm:
         return share.corrected_norm / share.norm
     return 1.0

@@ -259,7 +259,6 @@ def _happenings(history: History) -> list[tuple[float, str]]:
 
 
 def _disagreements(rounds: Sequence[RoundLine]) -> list[str]:
-    """Tell which learners pointed elsewhere in these rounds, and which contributions agreed least."""
     shares = shares_of(rounds)
     away = [s for s in shares if points_away(s, alignment_of_others(shares, s.learner))]
     told = [

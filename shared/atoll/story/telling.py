@@ -343,7 +343,6 @@ def learner_story(history: History, learner: str) -> list[str]:
 
 
 def _describe_absence(each: LearnerAbsence) -> str:
-    """Return when a learner was gone: the last sign of a life, for how long nothing was heard, and what was lost."""
     told = f"was last heard: incarnation {each.former} left no word; it was gone for {each.gone_s:.3g} s"
     if each.joined_s is None or each.until_s is None:
         return f"{told}, to the end of the event log{each.describe_loss()}"
