@@ -211,7 +211,6 @@ class Supply:
             self.pending = self._call(self._take_lease())
 
     async def _take_lease(self) -> DataGrant:
-        """Return a lease; the more requests in a row have failed, the longer the wait before the next one."""
         if self._failures:
             await asyncio.sleep(pause_s(self._failures, RETRY_S, RETRY_S_MAX))
         return await self._leases.take(self._lease_blocks)
