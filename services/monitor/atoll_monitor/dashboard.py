@@ -173,7 +173,6 @@ class RunScene(PageScene):
         return watched.view, facts
 
     def _follow_nodes(self) -> None:
-        """Mark the nodes of the broker that no longer answer, and those that answer again."""
         for address, node in self.watched.nodes.items():
             former = self._nodes.get(address)
             # A node that answered nobody yet has not been lost.

@@ -236,7 +236,6 @@ class BoundedConnection(H11Protocol):
     """
 
     def __init__(self, *given: Any, **named: Any) -> None:  # noqa: ANN401  (as uvicorn makes it)
-        """Make uvicorn's; nothing is waited for yet."""
         super().__init__(*given, **named)
         self._waiting_since_s: float | None = None
         self._end: asyncio.TimerHandle | None = None

@@ -61,8 +61,6 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 class _Place(msgspec.Struct):
-    """Place of a line's event in the log."""
-
     sequence: int
     newest_s: float
 
@@ -206,7 +204,6 @@ class RecordJournal:
         return found
 
     def _lines_of_former(self) -> Iterator[str]:
-        """Yield the lines of the newest compressed file; none if it is damaged."""
         for path in self.compressed_files()[-1:]:
             try:
                 with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as reader:
