@@ -462,7 +462,6 @@ def _links(options: dict[str, Any]) -> PlanLinks:
 
 
 def _learners(options: dict[str, Any]) -> int:
-    """Return the learners of the flag, else those of a run that is described, else eight."""
     from atoll.local.run_settings import stated_learners  # noqa: PLC0415
     from atoll.settings import given_values  # noqa: PLC0415
 

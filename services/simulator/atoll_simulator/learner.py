@@ -155,7 +155,6 @@ class SimulatedLearner:
     """One incarnation of learner `name`, on the running loop."""
 
     def __init__(self, shared: SharedParts, name: str, bus: Bus, parts: LifeParts) -> None:
-        """Prepare; `live` does the work."""
         self._shared = shared
         self._name = name
         self._bus = bus
@@ -254,7 +253,6 @@ class SimulatedLearner:
         return boundary.done or self._parts.stop.is_set() or session.driver.failure is not None
 
     async def _batch(self, supply: Supply, over: Callable[[], bool]) -> Any:  # noqa: ANN401  (int32, or None)
-        """Return the next batch; wait only if no leased data is left."""
         while (batch := supply.poll()) is None:
             if over():
                 return None

@@ -93,7 +93,6 @@ class Simulation:
         face: RunConsole,
         interrupted: Callable[[], bool],
     ) -> None:
-        """Prepare; `run` does the work."""
         self._up = up
         self._settings = shared.settings
         self._scenario = scenario

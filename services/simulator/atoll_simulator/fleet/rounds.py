@@ -554,7 +554,6 @@ class FleetLearner:
     """One learner; `speed` is its step time over the nominal one, `slices` how many it has when whole."""
 
     def __init__(self, world: Rounds, name: str, speed: float, slices: int, *, watched: bool) -> None:
-        """Prepare; `begin` or `join` starts it."""
         self.world = world
         self.name = name
         self.slices = slices
@@ -719,7 +718,6 @@ class FleetLearner:
             self._on_fact(PushRefused(at_s=now_s, fragment=key.fragment, push=key.push, reason=reason))
 
     def _resync(self) -> None:
-        """Ask which heads are visible; the answer is there a round trip later."""
         self.up.ask(self._answer_heads)
 
     def _answer_heads(self) -> None:

@@ -199,7 +199,6 @@ class Question:
         return self
 
     def _check_protocol(self) -> None:
-        """Raise `SettingsError` as the protocol does, with the flag's name if the planner has one."""
         try:
             self.protocol.check()
         except SettingsError as error:

@@ -95,7 +95,6 @@ class _GraphRun:
         self._begin(resource, at_s)
 
     def _begin(self, resource: str, at_s: float) -> None:
-        """Start the node that has waited longest for `resource`, if the resource is free."""
         if not self._busy[resource] and self._queues[resource]:
             _, number = heapq.heappop(self._queues[resource])
             self._busy[resource] = True

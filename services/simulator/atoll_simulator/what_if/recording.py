@@ -256,7 +256,6 @@ def _fit_learners(
     times_s: tuple[float, float],
     settings: ProtocolSettings,
 ) -> tuple[RecordedLearner, ...]:
-    """Return the learners that noted their steps; raise `SettingsError` if none did."""
     there = presences(history)
     fits = (
         _fit_learner(history, name, there[name], own, times_s, settings) for name, own in lives.items() if name in there

@@ -123,7 +123,6 @@ class RecordedRounds(Rounds):
     """Shards and learners of a recording: its agreement with the changes, its sizes, its shards' times."""
 
     def __init__(self, recording: Recording, change: Change, seed: int) -> None:
-        """Found the run."""
         # The time of the recording ends the simulation, not a number of tokens: else a faster setting would only end sooner.
         settings = msgspec.structs.replace(recording.settings, tokens_target=0, **change.settings)
         exchange = Exchange(fragments=settings.fragments, loss=0.0, retry_s=0.0)
@@ -180,7 +179,6 @@ class RecordedTrainer(FleetLearner):
     """One life of a learner of the recording."""
 
     def __init__(self, world: RecordedRounds, learner: RecordedLearner, life: Life, link: RecordedLink) -> None:
-        """Prepare; `begin` starts it."""
         super().__init__(world, learner.name, 1.0, 1, watched=False)
         self.learner, self.life = learner, life
         self.incarnation = life.incarnation
@@ -215,7 +213,6 @@ class RecordedLine(FleetLink):
     """A way up on which an upload takes two delays more, for its request and answer, and is held up as some were."""
 
     def __init__(self, engine: Engine, exchange: Exchange, dice: random.Random, held_s: tuple[float, ...]) -> None:
-        """Begin idle."""
         super().__init__(engine, exchange, dice)
         self._held_s = held_s
 
