@@ -136,7 +136,6 @@ class WireClient(Client):
         return self._hand_over(message.sid, message.subject, message.reply, payload, message.header)
 
     def _hand_over(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> bool:
-        """Hand a message over; what goes wrong there is complained of, as in nats-py."""
         on_message = self._hearers.get(sid)
         if on_message is None:
             return False

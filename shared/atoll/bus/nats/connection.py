@@ -361,8 +361,6 @@ class Connection:
         self._up.set()
 
     def _callbacks(self, client: WireClient) -> dict[str, Any]:
-        """Return the callbacks for nats-py; those of a replaced client are ignored."""
-
         async def on_error(error: Exception) -> None:
             self._note(error)
             if client.is_connecting or client.is_reconnecting:
@@ -758,7 +756,6 @@ class Complaints:
     """
 
     def __init__(self, bus: str, of_trunk: Self | None = None) -> None:
-        """Begin with none; branches of a connection know what their trunk has said."""
         self._bus = bus
         self.said: set[str] = set() if of_trunk is None else of_trunk.said
         self.text = ""
