@@ -323,7 +323,6 @@ class RegionReader:
     async def _receive(
         self, kind: SumKind, answer: RegionAnswer, batch: Batch, pushes: Sequence[WeighedPush]
     ) -> PartialMerge:
-        """Read the sum that an answer names, and check what can be checked of it; raise if there is no such sum."""
         p, bus, run = kind.fragment, self._context.bus, self._run
         blob, stem = answer.blob, run.subjects.partial_stem(kind.region, p, kind.base_version, "")
         if answer.reason or answer.missing or blob is None or not blob.stem.startswith(stem):
