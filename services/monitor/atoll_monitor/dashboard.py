@@ -361,7 +361,6 @@ class Feed:
 
     @contextmanager
     def _log_failures(self, run: str) -> Iterator[None]:
-        """Draw a run; where that fails, log it once, and again when it fails in another way."""
         try:
             yield
         except Exception as error:  # a mistake in one scene ends no other
