@@ -30,7 +30,7 @@ BENCH = PYTHONPATH=$(CURDIR)/tests $(PY)
 PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses $(1) --dist loadscope --no-loadscope-reorder $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 SCHEDULED = $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES))
 
-.PHONY: help setup demo test test-all test-cluster coverage lines docs docs-build wheel release lint types check compose-check compose-test deploy-check bench bench-rebuild bench-replay bench-takeover bench-doors bench-fidelity bench-simulator bench-arithmetic bench-broker bench-bulk bench-regions bench-premerge bench-start bench-memory bench-round bench-link bench-bandwidth bench-goodput bench-peers bench-scale newest-nats trace chaos chaos-cluster race bench-cut dst bench-dst fuzz attacks bench-hostile bench-crowd bench-monitor bench-data bench-transformers bench-upgrade bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
+.PHONY: help setup demo test test-all test-cluster coverage lines docs docs-build wheel release lint types check compose-check compose-test deploy-check bench bench-rebuild bench-replay bench-takeover bench-fidelity bench-simulator bench-broker bench-regions bench-start bench-memory bench-round bench-link bench-bandwidth bench-goodput bench-peers bench-scale newest-nats trace chaos chaos-cluster race dst bench-dst fuzz attacks bench-hostile bench-data bench-transformers bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -154,15 +154,6 @@ bench-replay: $(READY)  ## kill learners and shards of a run that retains its ro
 bench-takeover: $(READY)  ## kill the owner of a shard over and over and measure what the learners notice
 	$(BENCH) -m benchmarks.faults.takeover $(BENCH_FLAGS)
 
-bench-upgrade: $(READY)  ## replace every process of a run while it trains, one by one, and measure the longest pause in commits
-	$(BENCH) -m benchmarks.faults.upgrade $(BENCH_FLAGS)
-
-bench-doors: $(READY)  ## measure what TLS, permissions and signatures cost a round, beside an open broker
-	$(BENCH) -m benchmarks.network.doors $(BENCH_FLAGS)
-
-bench-arithmetic: $(READY)  ## measure folding, encoding and the outer step beside what memory allows
-	$(BENCH) -m benchmarks.arithmetic.arithmetic $(if $(SEED),--seed $(SEED))
-
 bench-memory: $(READY)  ## measure what a fragment of 2 GB costs a shard and a learner in memory
 	$(BENCH) -m benchmarks.arithmetic.large_fragments $(if $(SEED),--seed $(SEED))
 
@@ -172,14 +163,8 @@ bench-start: $(READY)  ## measure what a first use costs with every cache empty:
 bench-broker: $(READY)  ## measure blobs through a broker beside stock nats-py and a bare socket
 	$(BENCH) -m benchmarks.network.broker $(if $(SEED),--seed $(SEED))
 
-bench-bulk: $(READY)  ## measure contributions to one broker beside two that share the fragments
-	$(BENCH) -m benchmarks.network.bulk $(BENCH_FLAGS)
-
 bench-regions: $(READY)  ## cut a region off while its learners write, and measure how it comes back
 	$(BENCH) -m benchmarks.network.regions $(BENCH_FLAGS)
-
-bench-premerge: $(READY)  ## measure what a region that adds up saves of its link, and what that costs the model
-	$(BENCH) -m benchmarks.network.premerge $(BENCH_FLAGS)
 
 bench-round: $(READY)  ## measure a whole round of merging beside what memory allows, and beside what others do
 	$(BENCH) -m benchmarks.arithmetic.merge_round $(if $(SEED),--seed $(SEED))
@@ -201,9 +186,6 @@ bench-simulator: $(READY)  ## measure how fast simulated learners step, beside a
 
 chaos: $(READY)  ## kill and freeze everything at random, and read from the event log what it cost
 	$(BENCH) -m benchmarks.faults.chaos $(BENCH_FLAGS) $(if $(RATES),--rates $(RATES)) $(if $(KILLS),--kills $(KILLS)) $(if $(GAUNTLET),--gauntlet $(GAUNTLET)) $(if $(ONLY),--only $(ONLY))
-
-bench-cut: $(READY)  ## cut a region off for minutes, lose the hub's disk meanwhile, and heal
-	$(BENCH) -m benchmarks.faults.region_cut $(BENCH_FLAGS)
 
 race: $(READY)  ## train one model in four regions over shaped links: Atoll, data-parallel training, DiLoCo of torchft
 	$(BENCH) -m benchmarks.network.race $(BENCH_FLAGS)
@@ -240,12 +222,6 @@ bench-scale: $(READY)  ## measure what 8, 32 and 128 learners cost, and memory u
 
 bench-loops: $(READY)  ## play every loop of examples/ undisturbed and with killed islands; ONLY=cnn is one loop
 	$(BENCH) -m benchmarks.training.loops $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))
-
-bench-crowd: $(READY)  ## measure what a crowd of honest learners costs a shard: heartbeats, and pushes that are all stale
-	$(BENCH) -m benchmarks.faults.crowd $(BENCH_FLAGS)
-
-bench-monitor: $(READY)  ## measure what the monitor costs beside 64 learners, and how its memory grows over a day
-	$(BENCH) -m benchmarks.faults.monitored $(BENCH_FLAGS)
 
 experiment: $(READY)  ## run one experiment of benchmarks/experiments, or go on with it
 	$(BENCH) -m benchmarks.experiments.experiment $(or $(NAME),$(error give NAME=…, one of $(EXPERIMENTS))) $(EXPERIMENT_FLAGS)

@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 from rich.progress import track
 
 from atoll.base.large_arrays import Vector
@@ -40,7 +41,6 @@ from atoll.merge.outer import Nesterov
 from atoll.merge.robust import CollectedFold, fold_of
 from atoll.model.layout import FragmentSlice
 from atoll.protocol.settings import ProtocolSettings
-from benchmarks.arithmetic.arithmetic import in_place, seconds
 from benchmarks.lib.compiled import compile_kernels
 from benchmarks.lib.harness import Figure, at_least, fact, run_benchmark
 from benchmarks.lib.runs import PEERS, peer_seconds
@@ -272,6 +272,19 @@ def peer_figure(peer: str, name: str, elements: int, seed: int) -> Figure:
     """Return how long another project's weighted mean takes, in an environment of its own."""
     took, words = peer_seconds(peer, M, elements, seed)
     return fact(f"{name}: {peer}, weighted mean only", 1e3 * took, "ms", words)
+
+
+@njit(nogil=True, error_model="numpy")
+def in_place(total: Vector, vector: Vector, factor: np.float32) -> None:
+    """Do `total += factor * vector`: the limit."""
+    for i in range(total.size):
+        total[i] += factor * vector[i]
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    work()
+    return time.perf_counter() - began_s
 
 
 def all_cores(pool: ThreadPoolExecutor, total: Vector, vector: Vector) -> None:

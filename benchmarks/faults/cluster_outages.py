@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import statistics
@@ -29,6 +30,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from atoll.base.background_tasks import LoopThread
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.open import open_bus
@@ -37,19 +40,21 @@ from atoll.bus.server import EmbeddedBroker
 from atoll.protocol.ledger import Settlement
 from atoll.wire.messages import Beat, Event, decode
 from atoll.wire.subjects import Subjects
-from benchmarks.faults.upgrade import LEARNERS, SYNCHRONIZERS, begin, leave, pause, round_s
 from benchmarks.lib.harness import Figure, at_least, at_most, fact, run_benchmark, true, zero
 from benchmarks.lib.runs import prepare
-from support.islands import IslandProcess, unforked
+from support.islands import DEADLINE_S, IslandProcess, unforked
 from support.relayed_cluster import RelayedCluster
 
 MINUTES: Final = 30.0
+LEARNERS: Final = ("a", "b", "c")
+SYNCHRONIZERS: Final = ("east", "west")
 NODES: Final = 3
 QUIET_S: Final = 20.0
 AWAY_S: Final = 1.0
 FROZEN_S: Final = 20.0
 CUT_S: Final = 20.0
 AFTER_S: Final = 4.0
+BETWEEN_S: Final = 2.0
 PAUSE_GOAL_S: Final = 5.0
 STEPS_GOAL: Final = 0.9
 SHARE_OF_ONE: Final = 0.25
@@ -177,6 +182,24 @@ def train(folder: Path, url: str, corpus: Path, copies: int, seconds: float, fau
         island.stop()
 
 
+def begin(island: IslandProcess) -> None:
+    for name in SYNCHRONIZERS:
+        island.start(name, "synchronizer")
+    for name in LEARNERS:
+        island.start(name, "learner", "--id", name)
+    for name in LEARNERS:
+        island.wait_for(name, "learner.first_step")
+
+
+def leave(island: IslandProcess, *names: str) -> None:
+    """Have processes leave in good order, one after the other."""
+    for name in names:
+        process = island.process(name)
+        process.terminate()
+        if process.wait(DEADLINE_S):
+            raise SystemExit(f"{name} left with {process.returncode}: {island.log(name).read_text()[-2000:]}")
+
+
 async def _listened(url: str, run: str, beats: list[Beat]) -> None:
     bus = await open_bus(url, run, name="ear", options=BusOptions(patience_s=60.0))
     try:
@@ -195,6 +218,20 @@ def tokens_per_s(beats: list[Beat], began_s: float, ended_s: float) -> float:
         last = max((beat for beat in own if beat.at_s <= ended_s), key=lambda beat: beat.at_s, default=own[0])
         rate += (last.tokens - before.tokens) / max(last.at_s - before.at_s, 1e-9)
     return rate
+
+
+def round_s(rounds: list[Event]) -> float:
+    """Return the median time between two commits of one fragment."""
+    times: dict[int, list[float]] = defaultdict(list)
+    for event in rounds:
+        times[msgspec.json.decode(event.fields["fragment"])].append(event.at_s)
+    return statistics.median(b - a for found in times.values() for a, b in itertools.pairwise(sorted(found)))
+
+
+def pause(commits: list[float], ended_s: float, back_s: float) -> float:
+    """Return the longest time between two commits that reaches into a span, or ends soon after it."""
+    near = [pair for pair in itertools.pairwise(commits) if pair[1] > ended_s and pair[0] < back_s + BETWEEN_S]
+    return max(b - a for a, b in near)
 
 
 def main(*, minutes: float = MINUTES) -> list[Figure]:

@@ -3,8 +3,7 @@
 A hub and the broker of a region are two nats-servers on this machine, with a relay on their link. Writers in the region store
 contributions without a pause. The link first swallows what the hub says, so that acknowledgements are lost, and is then cut;
 frames are committed meanwhile. A reader that learns of each by reading the head tells when it has the newest; the queue at the
-hub tells which contributions came, and how often. `make bench-premerge` counts what the link carries, and `make bench-cut`
-plays a whole run through a cut.
+hub tells which contributions came, and how often.
 """
 
 from __future__ import annotations
@@ -24,11 +23,12 @@ from atoll.base.errors import BlobGone
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.streams import GIB
+from atoll.model.layout import TensorSpec, plan_layout
+from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.blobs import BlobRef
-from atoll.wire.messages import decode, encode
+from atoll.wire.messages import RunRecord, decode, encode
 from atoll.wire.subjects import Subjects
 from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark, zero
-from benchmarks.network.bulk import record_of
 from support.links import unique_run
 from support.regions import RelayedRegion, until
 
@@ -39,6 +39,12 @@ CURRENT_GOAL_S: Final = 120.0
 SWALLOWED_S: Final = 1.0
 COMMIT_S: Final = 1.0
 SHORT_S: Final = 5.0
+
+
+def record_of(run: str) -> RunRecord:
+    layout = plan_layout([TensorSpec("w", (8,), "float32")], 1)
+    protocol = ProtocolSettings(fragments=1, shards=1)
+    return RunRecord(run=run, founder="a", nonce="n", founded_at_s=0.0, layout=layout, protocol=protocol)
 
 
 async def commit(bus: Bus, run: str, version: int, size: int = FRAME_BYTES) -> BlobRef:
@@ -65,7 +71,7 @@ async def cut_off(there: RelayedRegion, seconds: float) -> CutResult:
     subjects = Subjects(run)
     shard, committer = [await open_bus(there.hub.url, run, name=name) for name in ("shard", "committer")]
     await shard.provision(4 * GIB)
-    await shard.put_record(subjects.run_record, encode(record_of(run, ())), expected=0)
+    await shard.put_record(subjects.run_record, encode(record_of(run)), expected=0)
     ref = await commit(committer, run, 0)
     reader = await open_bus(there.leaf.url, run, name="reader")
     await reader.get_blob(ref, FRAME_BYTES)

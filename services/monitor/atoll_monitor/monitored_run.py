@@ -24,7 +24,7 @@ from atoll.wire.messages import Event, RunRecord
 ANSWERED_S_MAX: Final = 15.0
 """An echo is sent every two seconds and may take five; three that fail in a row are an outage."""
 ROUNDS_KEPT: Final = 320
-"""The rounds of which causes are found. A round of 64 learners takes about 80 KB (`make bench-monitor`)."""
+"""The rounds of which causes are found. A round of 64 learners takes about 80 KB."""
 SAMPLES_KEPT: Final = 512
 
 BOUNDS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
