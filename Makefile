@@ -30,7 +30,7 @@ BENCH = PYTHONPATH=$(CURDIR)/tests $(PY)
 PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses $(1) --dist loadscope --no-loadscope-reorder $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 SCHEDULED = $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES))
 
-.PHONY: help setup demo test test-all test-cluster coverage lines docs docs-build wheel release lint types check compose-check compose-test deploy-check bench bench-rebuild bench-replay bench-takeover bench-fidelity bench-simulator bench-broker bench-regions bench-start bench-memory bench-round bench-link bench-bandwidth bench-goodput bench-peers bench-scale newest-nats trace chaos chaos-cluster race dst bench-dst fuzz attacks bench-hostile bench-data bench-transformers bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
+.PHONY: help setup demo test test-all test-cluster coverage lines docs docs-build wheel release lint types check compose-check compose-test deploy-check bench bench-rebuild bench-takeover bench-fidelity bench-simulator bench-broker bench-regions bench-memory bench-round bench-link bench-bandwidth bench-goodput bench-peers bench-scale newest-nats trace chaos chaos-cluster race dst bench-dst fuzz attacks bench-hostile bench-data bench-transformers bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -148,17 +148,11 @@ bench: $(READY)  ## measure what the protocol costs a learner's step
 bench-rebuild: $(READY)  ## delete the broker's store under a run and measure what rebuilding it from its archive costs
 	$(BENCH) -m benchmarks.faults.rebuild $(BENCH_FLAGS)
 
-bench-replay: $(READY)  ## kill learners and shards of a run that retains its rounds, and make every round once more
-	$(BENCH) -m benchmarks.faults.replay $(BENCH_FLAGS)
-
 bench-takeover: $(READY)  ## kill the owner of a shard over and over and measure what the learners notice
 	$(BENCH) -m benchmarks.faults.takeover $(BENCH_FLAGS)
 
 bench-memory: $(READY)  ## measure what a fragment of 2 GB costs a shard and a learner in memory
 	$(BENCH) -m benchmarks.arithmetic.large_fragments $(if $(SEED),--seed $(SEED))
-
-bench-start: $(READY)  ## measure what a first use costs with every cache empty: import, join, export; a minute
-	$(BENCH) -m benchmarks.network.cold_start $(if $(SEED),--seed $(SEED))
 
 bench-broker: $(READY)  ## measure blobs through a broker beside stock nats-py and a bare socket
 	$(BENCH) -m benchmarks.network.broker $(if $(SEED),--seed $(SEED))

@@ -194,9 +194,7 @@ class Storm:
         planned: Sequence[Planned],
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
-        unit: str = "s",
     ) -> None:
-        self._unit = unit
         self.faults: list[Fault] = []
         self.missed = 0
         self._ground = ground
@@ -240,7 +238,7 @@ class Storm:
             self._held[victim.name] = (now_s + planned.over_s, fault, undo)
         if planned.act == "partition":
             self._spared[victim.name] = now_s + planned.over_s + PEACE_AFTER_PARTITION_S
-        print(f"  {now_s:6.1f} {self._unit}: {planned.act} {planned.role} {victim.name} {planned.way}", flush=True)
+        print(f"  {now_s:6.1f} s: {planned.act} {planned.role} {victim.name} {planned.way}", flush=True)
 
     def _may(self, planned: Planned, victim: Victim, now_s: float) -> bool:
         """Return whether a victim is not in the middle of something, and not killed too often in its youth."""

@@ -9,12 +9,11 @@ recorder listens at the broker itself: heartbeats, and taps that say which contr
 from __future__ import annotations
 
 import contextlib
-import math
 import subprocess
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,23 +70,13 @@ EVENTS_MAX = 1 << 30
 T = TypeVar("T")
 
 
-def run_up(
-    course: Course,
-    corpus: Path,
-    out: Path,
-    planned: Sequence[Planned] | None = None,
-    settings: Sequence[str] = (),
-    commits_by: float = 0.0,
-) -> Extract:
-    """Run one course and return its extract; `planned` is another forecast than the course's storm, `settings` are more.
-
-    With `commits_by` the course and the forecast count commits and not seconds; after so many seconds the storm is over anyhow.
-    """
+def run_up(course: Course, corpus: Path, out: Path, planned: Sequence[Planned] | None = None) -> Extract:
+    """Run one course and return its extract; `planned` is another forecast than the course's storm."""
     extract = Extract(course=course, sources=sources(), machine=machine(), commit=commit(), began_s=0.0)
     extract.schema = SCHEMA
     with tempfile.TemporaryDirectory() as store, EmbeddedBroker(Path(store)) as broker:
         with StormLinks(link_names(course), broker.port) as links:
-            up = subprocess.Popen(command(course, corpus, out, broker.url, links, settings))
+            up = subprocess.Popen(command(course, corpus, out, broker.url, links))
             record = CourseRecorder(course.name, broker.url)
             try:
                 ground = UpGround(broker, links, record, psutil.Process(up.pid))
@@ -97,9 +86,6 @@ def run_up(
                 longest_s = course.seconds * (GAUNTLET_LONGER if course.kills_min else 1.0)
                 drawn = storm(course.seed, course.per_minute, longest_s, course.partition_s)
                 raging = Storm(ground, drawn if planned is None else planned)
-                if commits_by:
-                    clock = record.commit_clock(time.monotonic() + commits_by)
-                    raging = Storm(ground, planned or (), clock, unit="commits")
                 raging.rage(longest_s, course.kills_min)
                 time.sleep(CALM_S)
                 end_in_order(up, out, END_MAX_S)
@@ -118,10 +104,8 @@ def link_names(course: Course) -> list[str]:
     return [*learner_names(course.learners), *shard_names(SHARDS), *standby_names(SHARDS, STANDBYS)]
 
 
-def command(
-    course: Course, corpus: Path, out: Path, url: str, links: StormLinks, settings: Sequence[str] = ()
-) -> list[str]:
-    settings = (*SETTINGS, f"run={course.name}", f"data.dir={corpus}", *settings)
+def command(course: Course, corpus: Path, out: Path, url: str, links: StormLinks) -> list[str]:
+    settings = (*SETTINGS, f"run={course.name}", f"data.dir={corpus}")
     paces = dict.fromkeys(learner_names(course.learners), PACE)
     flags = {"learners": course.learners, "shards": SHARDS, "standbys": STANDBYS, "tokens": 0, "seed": course.seed}
     return up_command(out, {**flags, "broker": url}, settings=settings, throttle=paces, via=links.urls)
@@ -231,16 +215,6 @@ class CourseRecorder:
             return self._wait(read(), LOOK_S)
         except (AtollError, TimeoutError):
             return {}
-
-    def commit_clock(self, ends_s: float) -> Callable[[], float]:
-        """Return a clock that counts the versions that were heard of; at `ends_s` of the monotonic clock it leaps."""
-
-        def commits() -> float:
-            if time.monotonic() >= ends_s:
-                return math.inf
-            return float(len({(p, version) for p, version, _ in list(self._made) if version}))
-
-        return commits
 
     def enter_into(self, extract: Extract) -> None:
         """Enter what was heard, and what the event log and the ledgers say."""

@@ -13,7 +13,7 @@ from atoll.merge.outer import compile_steps
 
 
 def compile_kernels(codecs: Iterable[str] = FORMATS) -> None:
-    """Compile or load the kernels of these formats, and the outer steps; `make bench-start` measures what that takes."""
+    """Compile or load the kernels of these formats, and the outer steps."""
     for codec in codecs:
         fast_kernels(FORMATS[codec])
     compile_steps()
