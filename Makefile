@@ -30,7 +30,7 @@ BENCH = PYTHONPATH=$(CURDIR)/tests $(PY)
 PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses $(1) --dist loadscope --no-loadscope-reorder $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 SCHEDULED = $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES))
 
-.PHONY: help setup demo test test-all test-cluster coverage lines docs docs-build wheel release lint types check compose-check compose-test deploy-check bench bench-rebuild bench-takeover bench-fidelity bench-simulator bench-broker bench-regions bench-memory bench-round bench-link bench-bandwidth bench-goodput bench-peers bench-scale newest-nats trace chaos chaos-cluster race dst bench-dst fuzz attacks bench-hostile bench-data bench-transformers bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
+.PHONY: help setup demo test test-all test-cluster coverage lines docs docs-build wheel release lint types check compose-check compose-test deploy-check bench bench-rebuild bench-takeover bench-fidelity bench-simulator bench-broker bench-regions bench-memory bench-round bench-bandwidth bench-goodput bench-peers bench-scale newest-nats trace chaos chaos-cluster race dst bench-dst fuzz attacks bench-hostile bench-data bench-transformers bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -162,9 +162,6 @@ bench-regions: $(READY)  ## cut a region off while its learners write, and measu
 
 bench-round: $(READY)  ## measure a whole round of merging beside what memory allows, and beside what others do
 	$(BENCH) -m benchmarks.arithmetic.merge_round $(if $(SEED),--seed $(SEED))
-
-bench-link: $(READY)  ## measure how much of a slow, far and lossy link is used (Linux, root)
-	$(BENCH) -m benchmarks.network.link $(if $(SEED),--seed $(SEED))
 
 bench-bandwidth: $(READY)  ## compute the published bandwidth figures from the planner's model, and compare
 	$(BENCH) -m benchmarks.network.bandwidth $(if $(SEED),--seed $(SEED))

@@ -42,7 +42,6 @@ from typing import Any
 
 NETWORK = "10.77.0"
 HOSTS_MAX = 16
-NEAR, FAR = f"{NETWORK}.1", f"{NETWORK}.2"
 MTU = 1500
 DEVICE = "wan0"
 _TUN = Path("/dev/net/tun")
@@ -51,7 +50,6 @@ _SET_INTERFACE = 0x400454CA
 _TUN_WITHOUT_HEADER = 0x1001
 _READS_AT_ONCE = 64
 _WAIT_S = 0.05
-_CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +122,7 @@ def unfit() -> str:
     if not _TUN.exists():
         return f"{_TUN} is not there"
     try:
-        probe = multiprocessing.get_context("spawn").Process(target=_namespace, args=(NEAR,))
+        probe = multiprocessing.get_context("spawn").Process(target=_namespace, args=(_address(0),))
         probe.start()
         probe.join()
     except OSError as error:
@@ -159,12 +157,12 @@ class Wan:
 
 
 @contextmanager
-def wan(hosts: Mapping[str, Wire | None], seed: int, core: int | None = None) -> Iterator[Wan]:
-    """Yield hosts, each behind its wire or, without one, in the middle; a process of its own shapes, on one core if told so."""
+def wan(hosts: Mapping[str, Wire | None], seed: int) -> Iterator[Wan]:
+    """Yield hosts, each behind its wire or, without one, in the middle; a process of its own shapes."""
     if len(hosts) > HOSTS_MAX:
         raise ValueError(f"at most {HOSTS_MAX} hosts")
     ours, theirs = multiprocessing.Pipe()
-    arguments = (dict(hosts), seed, core, theirs)
+    arguments = (dict(hosts), seed, theirs)
     shaper = multiprocessing.get_context("spawn").Process(target=_shape, args=arguments, daemon=True)
     shaper.start()
     theirs.close()
@@ -177,52 +175,16 @@ def wan(hosts: Mapping[str, Wire | None], seed: int, core: int | None = None) ->
         shaper.kill()
 
 
-@dataclass(slots=True)
-class ShapedLink:
-    """A link between two hosts: where its ends are, and what it has carried."""
-
-    near: str
-    far: str
-    _wan: Wan
-
-    def carried(self) -> tuple[Carried, Carried]:
-        """Return what went from near to far, and from far to near."""
-        return self._wan.carried("near")
-
-
-@contextmanager
-def link(wire: Wire, seed: int, core: int | None = None) -> Iterator[ShapedLink]:
-    """Yield a link between the addresses `NEAR` and `FAR`."""
-    with wan({"near": wire, "far": None}, seed, core) as there:
-        yield ShapedLink(there.namespaces["near"], there.namespaces["far"], there)
-
-
 @contextmanager
 def inside(namespace: str) -> Iterator[None]:
     """Be in a namespace for a while, with this thread and what it starts meanwhile."""
     with Path("/proc/thread-self/ns/net").open() as before:
-        enter(namespace)
+        with Path(namespace).open() as there:
+            _called("setns", there.fileno(), _NEW_NET)
         try:
             yield
         finally:
             _called("setns", before.fileno(), _NEW_NET)
-
-
-def enter(namespace: str) -> None:
-    """Go to a namespace for good, with this thread and those that it starts from now on."""
-    with Path(namespace).open() as there:
-        _called("setns", there.fileno(), _NEW_NET)
-
-
-def set_congestion(namespaces: tuple[str, ...], name: str) -> None:
-    """Have new connections of namespaces use a congestion control; raises `OSError` where the kernel has none of the name."""
-    for namespace in namespaces:
-        with inside(namespace):
-            _CONGESTION.write_text(name)
-
-
-def congestion_controls() -> list[str]:
-    return Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
 
 
 def _called(name: str, *arguments: int) -> None:
@@ -297,10 +259,8 @@ class _Shaper:
         return ways[0].carried, ways[1].carried
 
 
-def _shape(hosts: Mapping[str, Wire | None], seed: int, core: int | None, orders: Connection) -> None:
+def _shape(hosts: Mapping[str, Wire | None], seed: int, orders: Connection) -> None:
     """Be the shaper until the other end of `orders` is closed."""
-    if core is not None:
-        os.sched_setaffinity(0, {core})
     shaper = _Shaper(hosts, seed)
     orders.send(shaper.spaces)
     sources: list[Any] = [*shaper.devices, orders]
