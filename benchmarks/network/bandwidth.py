@@ -143,29 +143,6 @@ def _stream(volume_s: float) -> Stream:
     return Stream(FRAGMENTS, FRAGMENTS, OVERLAP, volume_s / FRAGMENTS, shared=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Streamed:
-    """Streaming DiLoCo: fragments of three layers, H steps, tau steps overlapped, a link that carries one at a time."""
-
-    parameters: float
-    step_s: float
-    interval: int
-    overlap: int
-    bits: float
-    fragments: int = 16
-
-    @property
-    def name(self) -> str:
-        size = f"{self.parameters / 1e9:g}B, {self.step_s:g} s"
-        return f"{size}: Streaming H={self.interval}, P={self.fragments}, tau={self.overlap}, {self.bits:g} bits"
-
-    def graph(self) -> Callable[[float], float]:
-        volume = self.parameters * self.bits / self.fragments
-        return lambda rate: timeline.streaming(
-            self.step_s, Stream(self.fragments, self.interval, self.overlap, volume / rate)
-        )
-
-
 def need(row: PublishedRow, assumed: Assumptions) -> float:
     return (utilisation.required_rate(closed(row, assumed), row.wanted) or math.inf) / GIGA
 
@@ -218,25 +195,6 @@ def rows() -> Iterator[Figure]:
     yield at_most(name, max(apart), "", 0.005, f"{len(apart)} points")
 
 
-def predictions() -> Iterator[Figure]:
-    """Yield needs whose published values, if there are any, we have not seen."""
-    published = {(row.way, row.parameters, row.step_s, row.wanted) for row in (*TABLE_6, *FIVE_B)}
-    for step_s in (0.5, 1.0, 2.0):
-        for way in ("dp", "decoupled"):
-            for wanted in WANTED:
-                if (way, 5e9, step_s, wanted) in published:
-                    continue
-                row = PublishedRow(way, 5e9, step_s, wanted, 1.0, "")
-                how = f"prediction; one leg, {need(row, ONE_LEG):.4g} between points"
-                yield fact(row.name, GRID[first_point(graph(row, ONE_LEG), wanted)], UNIT, how)
-    for bits in (16.0, 4.0):
-        for overlap in (1, 5):
-            streamed = Streamed(10e9, 0.8, 100, overlap, bits)
-            for wanted in WANTED:
-                point = GRID[first_point(streamed.graph(), wanted)]
-                yield fact(f"{streamed.name}, {100 * wanted:g} %", point, UNIT, "prediction; one leg")
-
-
 def eight_sites() -> Iterator[Figure]:
     """Yield what can be said of 198 and 0.84 Gbit/s, whose step time, utilisation and model are not published."""
     fitted = replace(ONE_LEG, layers={5e9: LAYERS_FITTED_198})
@@ -284,20 +242,7 @@ def eight_sites() -> Iterator[Figure]:
 
 
 def others() -> Iterator[Figure]:
-    """Yield the figures of the neighbours: volumes, peaks, the sizing rule."""
-    int4 = bits_per_number("int4")
-    how = "100 steps x 16 / 4 bits, without scales"
-    yield Figure("1B, 250B tokens: times fewer bytes", 100 * 16 / 4, "x", "published 400 [L]", None, how)
-    how = f"100 steps x 16 / {int4:.4g} bits: what block scales cost"
-    yield fact("1B, 250B tokens: times fewer bytes, scales counted", 100 * 16 / int4, "x", how)
-    implied = 250e9 / (4418e12 / (1e9 * 2.0))
-    yield fact(
-        "1B, 250B tokens: tokens a step that make 4,418 TB",
-        implied,
-        "tokens",
-        "bf16, one leg; twice as many if both legs are counted; the batch is not known, so 4,418 TB is not predicted",
-    )
-    yield Figure("peak, times lower by fragments", 24 / 3, "x", "published 8 [L]", None, "24 layers, 3 in a fragment")
+    """Yield the sizing rule, and the figure of the 5B model where fragments share the link."""
     protocol = ProtocolSettings(fragments=37, interval_steps=37, codec_up="bf16", codec_down="bf16")
     link = PlanLinks(up=(GIGA,), down=(GIGA,))
     sized = Question(8_000_000_000, 0.5, link, protocol=protocol)
@@ -382,7 +327,7 @@ def _shortest_step(question: Question) -> float:
 
 
 def main() -> list[Figure]:
-    return [*rows(), *eight_sites(), *others(), *twelve_b(), *predictions()]
+    return [*rows(), *eight_sites(), *others(), *twelve_b()]
 
 
 if __name__ == "__main__":

@@ -5,10 +5,6 @@ scenes: undisturbed; one island killed and started again; both. SIGKILL comes wh
 tokens, and the same command follows at once. `own lines` are those that the example marks. A step is one turn of the loop, as
 long as it took beside the other island on the same machine. The cost of an island is the time inside `island.step` over all
 time, by its own clock; a bound is set where a step takes 100 ms or longer.
-
-Apart is measured what `island.step` copies: a NumPy array that may be written to, after every step; no read-only one and no
-JAX array, but one that the step donates. Keras's callback clocks itself, but what it copies for Keras is the device's work,
-which no clock on the host sees. So `fit` runs with it and without, in turns, and the medians of their epochs are compared.
 """
 
 from __future__ import annotations
@@ -22,29 +18,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
-import jax.numpy as jnp
-import numpy as np
-
-from atoll.base.background_tasks import LoopThread
 from atoll.base.errors import SettingsError
-from atoll.base.logs import configure
-from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
-from atoll.client.join import join
-from atoll.client.options import JoinOptions
-from atoll.protocol.settings import ProtocolSettings
 from atoll.run import ledger
 from atoll.run.record import founded_run, recorded_progress
-from atoll_synchronizer.process import serve_run
-from benchmarks.lib.compiled import read_only
 from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark
 from support.documents import ROOT, documented
 
@@ -246,16 +230,11 @@ OVERHEAD_MAX = 0.01
 FALLS_TO = 0.9
 
 
-def main(
-    *, only: Annotated[str | None, "this loop alone, without the copies", LOOPS] = None, seed: int = 0
-) -> list[Figure]:
+def main(*, only: Annotated[str | None, "this loop alone", LOOPS] = None) -> list[Figure]:
     found: list[Figure] = []
     for name in [only] if only else LOOPS:
         loop = loop_of(name)
         found += figures(loop, scenes_of(loop))
-    if not only:
-        print("copies …", flush=True)
-        found += copies(seed)
     return found
 
 
@@ -305,106 +284,6 @@ def survival_figures(loop: Loop, scene: str, outcome: SceneOutcome) -> Iterator[
     yield Figure(f"{loop.name}: {scene}, tokens lost", lost, "tokens", "one fate for each token", exact, how)
     measure, what = float(outcome.words[0].measure), f"in a run of {outcome.took_s:.0f} s"
     yield Figure(f"{loop.name}: {scene}, merged measure", measure, "", "islands agree", outcome.agree, what)
-
-
-MEGABYTES = 64
-TENSORS = 16
-STEPS = 40
-TURNS = 6
-KERAS_ROWS, KERAS_WIDTH, KERAS_BATCH = 16_384, 768, 2048
-PROTOCOL = ProtocolSettings(fragments=4, shards=1)
-
-
-def copies(seed: int) -> list[Figure]:
-    """Return the cost of a step for each kind of array, and of Keras's callback."""
-    configure("console", "error", role="copies")
-    rows = (MEGABYTES << 20) // (4 * 1024 * TENSORS)
-    arrays = [np.zeros((rows, 1024), np.float32) for _ in range(TENSORS)]
-    kinds: dict[str, tuple[Callable[[np.ndarray], Any], bool]] = {
-        "NumPy arrays": (np.copy, False),
-        "read-only NumPy arrays": (lambda array: read_only(array.copy()), False),
-        "JAX arrays": (jnp.asarray, False),
-        "donated JAX arrays": (jnp.asarray, True),
-    }
-    figures = []
-    for kind, (made, donated) in kinds.items():
-        step_ms = 1e3 * step_s([made(array) for array in arrays], donated=donated)
-        how = f"median of {STEPS} steps without a call"
-        figures.append(fact(f"island.step, {MEGABYTES} MiB in {kind}", step_ms, "ms", how))
-    return [*figures, keras_callback(seed)]
-
-
-def step_s(params: list[Any], *, donated: bool) -> float:
-    """Return how long `island.step` takes for these arrays."""
-    home, broker = LoopThread("copies"), MemoryBroker()
-
-    async def bus() -> MemoryBus:
-        return MemoryBus("copies", broker)
-
-    options = JoinOptions(home=home, donated=donated)
-    taken = []
-    with join(bus, run="copies", learner="a", params=params, protocol=PROTOCOL, options=options) as island:
-        for _ in range(STEPS):
-            began_s = time.perf_counter()
-            island.step(params, tokens=1)
-            taken.append(time.perf_counter() - began_s)
-    home.stop()
-    return median(taken)
-
-
-def keras_callback(seed: int) -> Figure:
-    """Return by which share a batch of `fit` takes longer with the callback."""
-    os.environ["KERAS_BACKEND"] = "jax"
-    import keras  # noqa: PLC0415  (reads the environment)
-
-    from atoll.keras import IslandCallback  # noqa: PLC0415
-
-    class EpochClock(keras.callbacks.Callback):  # type: ignore[misc]
-        """Clocks an epoch: without the island Keras does not wait for its batches, only for the last."""
-
-        began_s = took_s = 0.0
-
-        def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-            del epoch, logs
-            self.began_s = time.perf_counter()
-
-        def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-            del epoch, logs
-            self.took_s = time.perf_counter() - self.began_s
-
-    home, broker = LoopThread("keras"), MemoryBroker()
-
-    async def bus() -> MemoryBus:
-        return MemoryBus("keras", broker)
-
-    keras.utils.set_random_seed(seed)
-    layers = [keras.layers.Dense(KERAS_WIDTH, activation="relu", name=f"dense{i}") for i in range(4)]
-    model = keras.Sequential([keras.Input((KERAS_WIDTH,)), *layers])
-    model.compile("adam", "mse")
-    x = np.random.default_rng(seed).normal(size=(KERAS_ROWS, KERAS_WIDTH)).astype(np.float32)
-
-    def batch_s(*more: Any) -> float:  # noqa: ANN401  (Keras has no types)
-        clock = EpochClock()
-        model.fit(x, x, batch_size=KERAS_BATCH, epochs=1, verbose=0, shuffle=False, callbacks=[clock, *more])
-        return clock.took_s * KERAS_BATCH / KERAS_ROWS
-
-    batch_s()
-    bare, inside = [], []
-    shard = home.submit(serve_run(bus, "keras", shard=0))
-    island = IslandCallback(
-        bus, run="keras", learner="a", tokens=KERAS_BATCH, protocol=PROTOCOL, options=JoinOptions(home=home)
-    )
-    for _ in range(TURNS):
-        bare.append(batch_s())
-        inside.append(batch_s(island))
-    shard.cancel()
-    home.stop()
-    ratio = median(inside) / median(bare) - 1.0
-    size = sum(int(np.prod(v.shape)) for v in model.trainable_variables) / 1e6
-    how = (
-        f"batches of {1e3 * median(bare):.0f} ms, {size:.1f} million parameters, {TURNS} epochs of either kind in turns"
-    )
-    return fact("a batch of Keras with the callback over one without, less 1", ratio, "ratio", how)
 
 
 if __name__ == "__main__":

@@ -159,13 +159,6 @@ def test_the_step_up_to_which_it_is_twenty_times_as_fast_is_the_last_one() -> No
         assert below > 20.0 > above
 
 
-@pytest.mark.second_tier
-def test_no_published_cell_is_called_a_prediction() -> None:
-    published = {row.name for row in (*bandwidth.TABLE_6, *bandwidth.FIVE_B)}
-
-    assert not published & {figure.name for figure in bandwidth.predictions()}
-
-
 def test_what_was_fitted_on_1_7_says_so() -> None:
     fitted = {row.published: row.fitted_by for row in bandwidth.FIVE_B}
 
