@@ -30,7 +30,7 @@ BENCH = PYTHONPATH=$(CURDIR)/tests $(PY)
 PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses $(1) --dist loadscope --no-loadscope-reorder $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 SCHEDULED = $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES))
 
-.PHONY: help setup demo test test-all test-cluster coverage lines docs docs-build wheel release lint types check compose-check compose-test deploy-check bench bench-rebuild bench-takeover bench-fidelity bench-simulator bench-broker bench-regions bench-memory bench-round bench-bandwidth bench-goodput bench-peers bench-scale newest-nats trace chaos chaos-cluster race dst bench-dst fuzz attacks bench-hostile bench-data bench-transformers bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
+.PHONY: help setup demo test test-all test-cluster coverage lines docs docs-build wheel release lint types check compose-check compose-test deploy-check bench bench-takeover bench-fidelity bench-simulator bench-broker bench-regions bench-memory bench-round bench-bandwidth bench-goodput bench-peers bench-scale newest-nats trace chaos chaos-cluster race dst bench-dst fuzz attacks bench-hostile bench-data bench-transformers bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -144,9 +144,6 @@ trace: $(READY)  ## count the modules and functions that one contribution passes
 
 bench: $(READY)  ## measure what the protocol costs a learner's step
 	$(BENCH) -m benchmarks.network.overhead $(BENCH_FLAGS)
-
-bench-rebuild: $(READY)  ## delete the broker's store under a run and measure what rebuilding it from its archive costs
-	$(BENCH) -m benchmarks.faults.rebuild $(BENCH_FLAGS)
 
 bench-takeover: $(READY)  ## kill the owner of a shard over and over and measure what the learners notice
 	$(BENCH) -m benchmarks.faults.takeover $(BENCH_FLAGS)

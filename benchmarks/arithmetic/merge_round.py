@@ -10,7 +10,7 @@ compiled loop `a += s * d` on all cores, before and after every round. What a ro
     at least     the codes and scales of all read once, the sum written once; the rest as above
 
 Neither counts the check of the norms, the read before a write of a line of memory, or the product of the sum with its length.
-Beside it: the same round as textbook NumPy and as one plain `jax.jit`, and what others merge with (`benchmarks/peers`), a
+Beside it: the same round as one plain `jax.jit`, and what others merge with (`benchmarks/peers`), a
 weighted mean of float32 arrays without decoding, checking, RDA or a step.
 """
 
@@ -28,7 +28,6 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 from rich.progress import track
 
@@ -59,30 +58,6 @@ class RivalRound:
     values: Vector
     momentum: Vector
     offsets: tuple[int, ...]
-
-
-def textbook(work: RivalRound) -> Timed:
-    """Return the round in NumPy, as one would write it down, timed."""
-
-    def run() -> tuple[float, Vector]:
-        began_s = time.perf_counter()
-        directions = lengths = np.float32(0.0)
-        for codes, scales, weight in zip(work.codes, work.scales, work.weights, strict=True):
-            pairs = codes.reshape(-1, BLOCK // 2)
-            signed = np.concatenate([pairs & 15, pairs >> 4], axis=1).astype(np.float32) - np.float32(8.0)
-            vector = (signed * scales[:, None]).reshape(-1)
-            norms = np.sqrt(np.add.reduceat(vector * vector, work.offsets, dtype=np.float64)).astype(np.float32)
-            directions = directions + weight * vector / _spread(norms, work)
-            lengths = lengths + weight * norms
-        total = work.weights.sum()
-        directions, lengths = directions / total, lengths / total
-        norms = np.sqrt(np.add.reduceat(directions * directions, work.offsets, dtype=np.float64)).astype(np.float32)
-        merged = _spread(lengths / norms, work) * directions
-        momentum = MOMENTUM * work.momentum + merged
-        values = work.values - RATE * (merged + MOMENTUM * momentum)
-        return time.perf_counter() - began_s, values
-
-    return run
 
 
 def jitted(work: RivalRound) -> Timed:
@@ -123,10 +98,6 @@ def _step(
     pseudo_gradient = jnp.concatenate(merged)
     pushed = MOMENTUM * momentum + pseudo_gradient
     return values - RATE * (pseudo_gradient + MOMENTUM * pushed), pushed
-
-
-def _spread(per_slice: Vector, work: RivalRound) -> npt.NDArray[np.float32]:
-    return np.repeat(per_slice, np.diff([*work.offsets, work.values.size]))
 
 
 SIZES = {"64 MB": 1 << 24, "200 MB": 50 << 20}
@@ -219,7 +190,6 @@ def figures_of(name: str, elements: int, repeats: int, seed: int) -> list[Figure
     shares = {words: touched(words) * elements / min(rounds) / rate for words in ("on arrival", "at least")}
     usual = touched("on arrival") / np.median(rounds) * np.median(limits) / LIMIT_BYTES
     kept = min(rounds) / min(judged)
-    again = rival_figures(shard, name, min(rounds), versions)
     return [
         fact(f"{name}: a += s d on all cores", rate / 1e9, "GB/s", f"the limit, {how}"),
         fact(f"{name}: round", 1e3 * min(rounds), "ms", f"{how}; median {1e3 * np.median(rounds):.4g} ms"),
@@ -243,7 +213,7 @@ def figures_of(name: str, elements: int, repeats: int, seed: int) -> list[Figure
             JUDGED_MIN,
             f"{1e3 * min(judged):.4g} ms; of medians {np.median(rounds) / np.median(judged):.3g}",
         ),
-        *again,
+        rival_figure(shard, name, min(rounds), versions),
     ]
 
 
@@ -254,18 +224,13 @@ def touched(words: str) -> float:
     return M * codes + sums + 4.0 + 20.0
 
 
-def rival_figures(shard: MergeShard, name: str, ours_s: float, versions: str) -> list[Figure]:
-    """Return how long the same round takes as textbook NumPy and as plain `jax.jit`, and how far their values are from ours."""
-    ours, wanted, figures = shard.merge(), shard.round(), []
-    for words, make in (("textbook NumPy", textbook), ("plain jax.jit, donated", jitted)):
-        work = make(wanted)
-        apart = float(np.abs(work()[1] - ours).max())
-        took = min(work()[0] for _ in range(RIVAL_REPEATS))
-        how = (
-            f"{took / ours_s:.1f} times ours; values differ by {apart:.1g} at most; {versions}, best of {RIVAL_REPEATS}"
-        )
-        figures.append(fact(f"{name}: the same as {words}", 1e3 * took, "ms", how))
-    return figures
+def rival_figure(shard: MergeShard, name: str, ours_s: float, versions: str) -> Figure:
+    """Return how long the same round takes as plain `jax.jit`, and how far its values are from ours."""
+    ours, work = shard.merge(), jitted(shard.round())
+    apart = float(np.abs(work()[1] - ours).max())
+    took = min(work()[0] for _ in range(RIVAL_REPEATS))
+    how = f"{took / ours_s:.1f} times ours; values differ by {apart:.1g} at most; {versions}, best of {RIVAL_REPEATS}"
+    return fact(f"{name}: the same as plain jax.jit, donated", 1e3 * took, "ms", how)
 
 
 def peer_figure(peer: str, name: str, elements: int, seed: int) -> Figure:

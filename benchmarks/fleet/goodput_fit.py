@@ -259,29 +259,6 @@ def replays(seeds: Sequence[int]) -> list[Figure]:
     return figures
 
 
-def notices(seeds: Sequence[int]) -> list[Figure]:
-    """Return how well all rows can be met when a failure is noticed late, and how when failures prolong a stall."""
-    late: Mapping[tuple[str, ...], tuple[str, ...]] = {(RIGID,): ("restart_s", "notice_s"), (ELASTIC,): FITS[ELASTIC,]}
-    anew: Mapping[tuple[str, ...], tuple[str, ...]] = {(RIGID,): FITS[RIGID,], (ELASTIC,): FITS[ELASTIC,]}
-    figures = []
-    for words, start, fits in (
-        ("noticed late", changed(FleetParameters(), notice_s=4.0, restart_s=84.0), late),
-        ("one in ten of a stall begins it anew", changed(FleetParameters(), stall_again=0.1), anew),
-        ("every one of a stall begins it anew", changed(FleetParameters(), stall_again=1.0, restart_s=30.0), anew),
-    ):
-        fleet = fit(start, seeds, fits)
-        constants = ", ".join(
-            f"{name.removesuffix('_s')} {getattr(fleet, name):.1f} s" for names in fits.values() for name in names
-        )
-        for row, cells in ((RIGID, [cell for cell in PAPER if cell[0] == RIGID]), (ELASTIC, list(VALIDATED))):
-            found = predict(fleet, [*cells, (row, 2 * CHIPS)], seeds)
-            off = max((value - PAPER[cell] for cell, value in zip(cells, found, strict=False)), key=abs)
-            how = f"refitted: {constants}; 1 {row} on {size_text(2 * CHIPS)} then {found[-1]:.1f} %"
-            which = "rigid row" if row == RIGID else "validated cells"
-            figures.append(fact(f"largest error of the {which}, failures {words}", abs(off), "points", how))
-    return figures
-
-
 def refits(seeds: Sequence[int]) -> list[Figure]:
     """Return what the choice of the admission interval decides, which was set before the fit: fitted again with others."""
     unknown = [cell for cell, (kind, _) in kinds().items() if kind == "predicted" and cell[0] != RIGID]
@@ -402,7 +379,6 @@ def main(
         at_most("time of the whole table", took_s, "s", TABLE_S_MAX, "all cores"),
         *refits(few),
         *replays(few),
-        *notices(few),
         *sensitivities(few),
         *window(seed),
         *scavenging_figures(seed, Budget()),

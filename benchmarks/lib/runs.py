@@ -18,9 +18,7 @@ import numpy as np
 import psutil
 
 from atoll.bus.open import open_bus
-from atoll.bus.options import DEFAULTS, BusOptions
-from atoll.keys.identity import read_identity
-from atoll.local.own_brokers import RunKeys, keys_of
+from atoll.local.run_settings import without_settings
 from atoll.run.history import History
 from atoll.wire.subjects import Subjects
 
@@ -76,17 +74,28 @@ def shard_process(url: str, run: str, **settings: object) -> Iterator[psutil.Pro
     try:
         yield psutil.Process(process.pid)
     finally:
-        process.terminate()
-        try:
-            process.wait(LEAVE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        leave(process)
 
 
-def cpu_s(processes: Iterable[psutil.Process]) -> float:
-    """Return the processor seconds that all have used."""
-    return float(sum(sum(process.cpu_times()[:2]) for process in processes))
+def leave(process: subprocess.Popen[bytes]) -> None:
+    """Have a process leave in good order, or kill it where it does not in time."""
+    process.terminate()
+    try:
+        process.wait(LEAVE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def started(words: list[str], log: Path, **variables: str) -> subprocess.Popen[bytes]:
+    """Start a program that says all in `log`, its errors beside it; of the settings of ours it has `variables` only."""
+    with log.open("wb") as out, log.with_suffix(".err").open("wb") as errors:
+        return subprocess.Popen(words, env={**without_settings(os.environ), **variables}, stdout=out, stderr=errors)
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """Return the processor seconds that a process and those it has started have used."""
+    return float(sum(sum(each.cpu_times()[:2]) for each in (process, *process.children(recursive=True))))
 
 
 class Polled(Protocol):
@@ -116,14 +125,6 @@ def learner_names(count: int) -> list[str]:
     return [f"learner-{number}" for number in range(1, count + 1)]
 
 
-def as_operator(out: Path, run: str) -> BusOptions:
-    """Return what lets us in at the broker of the run in `out`, once its address is there; an open one asks for nothing."""
-    keys = keys_of(out)
-    if keys is None:
-        return BusOptions()
-    return BusOptions(credentials=read_identity(RunKeys(keys, run).operator).credentials())
-
-
 def read_report(out: Path) -> dict[str, Any]:
     report: dict[str, Any] = json.loads((out / "report.json").read_text(encoding="utf-8"))
     return report
@@ -138,11 +139,11 @@ async def read_history(url: str, run: str) -> History:
     return history
 
 
-async def stored_events(url: str, run: str, kind: str = "*", options: BusOptions = DEFAULTS) -> list[bytes]:
-    """Return the events of a kind as the broker has stored them, oldest first."""
-    bus = await open_bus(url, run, name="reader", options=options)
+async def stored_events(url: str, run: str) -> list[bytes]:
+    """Return the events as the broker has stored them, oldest first."""
+    bus = await open_bus(url, run, name="reader")
     try:
-        return [entry.data for entry in await bus.replay(Subjects(run).event(kind, "*"), limit=EVENTS_MAX)]
+        return [entry.data for entry in await bus.replay(Subjects(run).event("*", "*"), limit=EVENTS_MAX)]
     finally:
         await bus.close()
 
@@ -187,3 +188,9 @@ def environment(name: str) -> str:
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", "--requirement", str(wanted)], check=True)
         there.write_bytes(wanted.read_bytes())
     return str(python)
+
+
+def lighthouse(replicas: int, bind: str) -> list[str]:
+    """Return the command of torchft's lighthouse at an address, for so many replicas."""
+    program = Path(environment("racing")).with_name("torchft_lighthouse")
+    return [str(program), "--min_replicas", str(replicas), "--bind", bind]

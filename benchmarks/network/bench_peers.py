@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import statistics
 import subprocess
@@ -41,11 +40,10 @@ import psutil
 
 from atoll.bus.server import EmbeddedBroker
 from atoll.codec import frame_bytes
-from atoll.local.run_settings import without_settings
 from atoll.protocol.settings import ProtocolSettings
 from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark
 from benchmarks.lib.kept_parts import KeptParts
-from benchmarks.lib.runs import HERE, environment, prepare, read_history
+from benchmarks.lib.runs import HERE, cpu_s, environment, lighthouse, prepare, read_history, started
 from benchmarks.training import first_try
 from support.regions import free_port
 
@@ -118,11 +116,7 @@ class Workers:
 
     def start(self, kind: str, words: list[str], *, participant: bool = True, **variables: str) -> None:
         log = self.folder / f"{len(self.processes)}.log"
-        with log.open("wb") as out, log.with_suffix(".err").open("wb") as errors:
-            process = subprocess.Popen(
-                words, env={**without_settings(os.environ), **variables}, stdout=out, stderr=errors
-            )
-        self.processes.append((kind, process))
+        self.processes.append((kind, started(words, log, **variables)))
         if participant:
             self.logs.append(log)
 
@@ -148,9 +142,7 @@ class Workers:
         spent: dict[str, float] = {}
         for child in psutil.Process().children():
             kind = kinds.get(child.pid, "broker")
-            for each in (child, *child.children(recursive=True)):
-                times = each.cpu_times()
-                spent[kind] = spent.get(kind, 0.0) + times.user + times.system
+            spent[kind] = spent.get(kind, 0.0) + cpu_s(child)
         return Usage(spent, psutil.net_io_counters(pernic=True)["lo"].bytes_sent)
 
     def memory_bytes(self) -> int:
@@ -202,8 +194,8 @@ def peer(role: str, found: SyncTurns, syncs: int) -> None:
         }
         request |= {"interval_steps": 2, "meeting": str(workers.folder / "meeting.json")}
         if role in ("quorum", "diloco"):
-            bind, lighthouse = f"127.0.0.1:{free_port()}", Path(environment("racing")).with_name("torchft_lighthouse")
-            workers.start("lighthouse", [str(lighthouse), "--min_replicas", "2", "--bind", bind], participant=False)
+            bind = f"127.0.0.1:{free_port()}"
+            workers.start("lighthouse", lighthouse(2, bind), participant=False)
             request["lighthouse"] = f"http://{bind}"
         for rank in range(2):
             told = json.dumps(request | {"rank": rank})

@@ -8,8 +8,8 @@ round does all of it; figures are medians of the rounds, the first of which is n
     CPU s/GB   user and system time of the process that sends or receives, and of no other
     of raw     the CPU of a bare socket for the same bytes over ours: 1 would be that JetStream costs nothing more
 
-The bare receivers are a `BufferedProtocol` into one buffer that stays in the cache, the same into new memory that is kept,
-which a blob cannot do without, and a `StreamReader`. There are no goals: nobody has published any.
+The bare receiver is a `BufferedProtocol` into new memory that is kept, which a blob cannot do without. There are no goals:
+nobody has published any.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import asyncio
 import functools
 import json
 import multiprocessing
-import resource
 import secrets
 import socket
 import statistics
@@ -55,14 +54,9 @@ Costs = dict[str, list[Cost]]
 
 
 async def cost_of(work: Callable[[], Awaitable[object]]) -> Cost:
-    began_s, spent_s = time.perf_counter(), cpu_s()
+    began_s, spent_s = time.perf_counter(), time.process_time()
     await work()
-    return time.perf_counter() - began_s, cpu_s() - spent_s
-
-
-def cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
+    return time.perf_counter() - began_s, time.process_time() - spent_s
 
 
 # -- ours, and stock nats-py ------------------------------------------------------------------------------------------
@@ -143,21 +137,19 @@ async def stock(url: str, data: bytes, costs: Costs) -> None:
 
 
 class Sink(asyncio.BufferedProtocol):
-    """Receives `size` bytes: into one buffer over and over, or with `keeps` into new ones that it keeps."""
+    """Receives `size` bytes into new buffers, which it keeps."""
 
-    def __init__(self, size: int, *, keeps: bool) -> None:
+    def __init__(self, size: int) -> None:
         self._kept = [bytearray(_PIECE)]
         self._got = 0
         self._left = size
-        self._keeps = keeps
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         del sizehint
         if self._got == _PIECE:
             self._got = 0
-            if self._keeps:
-                self._kept.append(bytearray(_PIECE))
+            self._kept.append(bytearray(_PIECE))
         return memoryview(self._kept[-1])[self._got :]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -193,8 +185,8 @@ def peer(*, sends: bool, size: int) -> Iterator[socket.socket]:
         process.join()
 
 
-async def receive(wire: socket.socket, size: int, *, keeps: bool) -> None:
-    made = await asyncio.get_running_loop().create_connection(lambda: Sink(size, keeps=keeps), sock=wire)
+async def receive(wire: socket.socket, size: int) -> None:
+    made = await asyncio.get_running_loop().create_connection(lambda: Sink(size), sock=wire)
     await made[1].done
     made[0].close()
 
@@ -210,19 +202,8 @@ async def bare(data: bytes, costs: Costs) -> None:
 
         costs["send, bare"].append(await cost_of(send))
         wire.close()
-    for name, keeps in (("receive, BufferedProtocol", False), ("receive and keep", True)):
-        with peer(sends=True, size=size) as wire:
-            costs[name].append(await cost_of(functools.partial(receive, wire, size, keeps=keeps)))
     with peer(sends=True, size=size) as wire:
-
-        async def stream() -> None:
-            reader, writer = await asyncio.open_connection(sock=wire)
-            left = size
-            while left > 0:
-                left -= len(await reader.read(_PIECE))
-            writer.close()
-
-        costs["receive, StreamReader"].append(await cost_of(stream))
+        costs["receive and keep"].append(await cost_of(functools.partial(receive, wire, size)))
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------
@@ -250,7 +231,6 @@ def figures_of(costs: Costs, size: int) -> list[Figure]:
         ("put, stock nats-py", "send, bare"),
         ("get, ours", "receive and keep"),
         ("get, stock nats-py", "receive and keep"),
-        ("receive, StreamReader", "receive, BufferedProtocol"),
     ]
     figures = []
     for name in costs:

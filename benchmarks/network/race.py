@@ -39,13 +39,13 @@ from typing import Annotated, Any, Final
 from atoll.bus.options import PORT
 from atoll.bus.server import EmbeddedBroker
 from atoll_learner.data.shards import TokenShards
-from atoll_learner.export import config_of, first_values
-from atoll_learner.model_settings import ModelSettings
+from atoll_learner.export import first_values
 from atoll_learner.train import make_evaluator
 from atoll_learner.train_settings import TrainSettings
 from benchmarks.lib.figures import line_figure
 from benchmarks.lib.harness import RESULTS, Figure, Unfit, at_least, fact, run_benchmark
-from benchmarks.lib.runs import HERE, environment, prepare
+from benchmarks.lib.runs import HERE, environment, leave, lighthouse, prepare
+from benchmarks.training.first_try import MODEL, peer_settings
 from support.wan import DEVICE, Wan, Wire, inside, unfit, wan
 
 REGIONS: Final = ("us-central", "us-east", "us-west", "us-south")
@@ -68,7 +68,6 @@ END_S: Final = 60.0
 TRAIN: Final = TrainSettings(batch=4, sequence=128, rate=2e-3, warmup=0.1)
 MEASURED_TOKENS: Final = 16_384
 """Held-out tokens of every point of the curves, for all systems alike."""
-MODEL: Final = ModelSettings(vocab=256, layers=4, width=128, heads=4, kv_heads=2, ffn=512, context=128)
 SYSTEMS: Final = ("Atoll", "data-parallel", "DiLoCo")
 
 
@@ -117,19 +116,6 @@ class RaceOutcome:
 # -- what they share --------------------------------------------------------------------------------------------------
 
 
-def peer_settings(**more: Any) -> dict[str, Any]:  # noqa: ANN401
-    return {
-        "model": config_of(MODEL, end_token=None) | {"architectures": None},
-        "batch": TRAIN.batch,
-        "sequence": TRAIN.sequence,
-        "rate": TRAIN.rate,
-        "betas": [TRAIN.beta1, TRAIN.beta2],
-        "weight_decay": TRAIN.weight_decay,
-        "clip": TRAIN.clip,
-        **more,
-    }
-
-
 def command(role: str, request: Mapping[str, Any]) -> list[str]:
     return [environment("racing"), str(HERE / "racing.py"), role, json.dumps(request)]
 
@@ -143,12 +129,7 @@ def running(there: Wan, host: str, words: list[str], log: Path, **variables: str
     try:
         yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        leave(process)
 
 
 def run_all(workers: list[subprocess.Popen[bytes]], until_s: float) -> None:
@@ -213,11 +194,11 @@ def peers(course: RaceTrack, there: Wan, system: str) -> None:
     """Race data-parallel training, or DiLoCo with its lighthouse at the hub."""
     role = "ddp" if system == "data-parallel" else "diloco"
     out = course.folder / system
-    more = peer_settings(port=29500, interval_steps=INTERVAL_STEPS, delay=2, outer_rate=0.7, outer_momentum=0.9)
+    more = peer_settings(TRAIN) | {"port": 29500, "interval_steps": INTERVAL_STEPS, "delay": 2}
+    more |= {"outer_rate": 0.7, "outer_momentum": 0.9}
     with ExitStack() as stack:
         if role == "diloco":
-            lighthouse = Path(environment("racing")).with_name("torchft_lighthouse")
-            words = [str(lighthouse), "--min_replicas", str(len(REGIONS)), "--bind", f"{there.addresses[HUB]}:29510"]
+            words = lighthouse(len(REGIONS), f"{there.addresses[HUB]}:29510")
             stack.enter_context(running(there, HUB, words, out / "lighthouse.log"))
             more["lighthouse"] = f"http://{there.addresses[HUB]}:29510"
         begin_s = time.time() + START_S
@@ -305,7 +286,7 @@ def main(
         bits_s = 1e9 * gigabits * parameters * STEP_12B_S / (PARAMETERS_12B * STEP_S)
         with tempfile.TemporaryDirectory() as name:
             course = RaceTrack(gigabits, bits_s, seconds, seed, Path(name), corpus / "train.bin")
-            subprocess.run(command("make", course.common | peer_settings()), check=True)
+            subprocess.run(command("make", course.common | peer_settings(TRAIN)), check=True)
             found = {}
             for system in SYSTEMS:
                 print(f"{gigabits:g} Gbit/s: {system} …", end=" ", flush=True)

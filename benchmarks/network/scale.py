@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -42,13 +41,12 @@ import psutil
 from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.bus.streams import GIB
-from atoll.local.run_settings import without_settings
 from atoll.local.run_store import close_run
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.history import History, RoundLine
 from benchmarks.lib.harness import BenchmarkResult, Figure, at_most, fact, run_benchmark, zero
-from benchmarks.lib.runs import read_history
+from benchmarks.lib.runs import cpu_s, read_history, started
 from benchmarks.network.scale_host import HostRequest
 from support.regions import free_port
 
@@ -68,7 +66,6 @@ class FleetPlan:
     learners: int
     hosts: int
     request: HostRequest
-    monitored: bool = True
     spill_bytes: int = 1 << 30
 
     def requests(self, broker: str) -> list[HostRequest]:
@@ -135,9 +132,8 @@ class Fleet:
         place |= {"ATOLL_SYNCHRONIZER__SPILL_BYTES": str(self.plan.spill_bytes), "ATOLL_LOG__FORMAT": "json"}
         for shard in range(self.plan.request.protocol.shards):
             self._spawn("shard", ["-m", "atoll.cli", "synchronizer", "--shard", str(shard)], **place)
-        if self.plan.monitored:
-            more = {"ATOLL_MONITOR__PORT": "0", "ATOLL_MONITOR__FOLDER": str(self.folder / "records")}
-            self._spawn("monitor", ["-m", "atoll_monitor"], **place, **more)
+        more = {"ATOLL_MONITOR__PORT": "0", "ATOLL_MONITOR__FOLDER": str(self.folder / "records")}
+        self._spawn("monitor", ["-m", "atoll_monitor"], **place, **more)
         for request in self.plan.requests(self.broker.url):
             words = ["-m", "benchmarks.network.scale_host", msgspec.json.encode(request).decode()]
             self._spawn("learners", words)
@@ -167,8 +163,7 @@ class Fleet:
         spent = {}
         for role, process in self._all():
             with contextlib.suppress(psutil.Error):
-                family = (process, *process.children(recursive=True))
-                spent[role, process.pid] = sum(sum(each.cpu_times()[:2]) for each in family)
+                spent[role, process.pid] = cpu_s(process)
         counts = {name: float(value) for name, value in self._ask("varz").items() if name in _COUNTS}
         return FleetMoment(time.time(), spent, counts)
 
@@ -201,15 +196,8 @@ class Fleet:
             process.wait()
 
     def _spawn(self, role: str, words: list[str], **variables: str) -> None:
-        number = len(self._processes)
-        with (self.folder / f"{number}.out").open("wb") as out, (self.folder / f"{number}.err").open("wb") as errors:
-            process = subprocess.Popen(
-                [sys.executable, *words],
-                env={**without_settings(os.environ), **variables},
-                stdout=out,
-                stderr=errors,
-            )
-        self._processes.append((role, process))
+        log = self.folder / f"{len(self._processes)}.out"
+        self._processes.append((role, started([sys.executable, *words], log, **variables)))
 
     def _said(self, what: str) -> list[str]:
         texts = [(self.folder / f"{n}.out").read_text(encoding="utf-8") for n in range(len(self._processes))]

@@ -29,6 +29,7 @@ from atoll.protocol.settings import ProtocolSettings
 from benchmarks.lib.compiled import compile_kernels, read_only
 
 MOVE: Final = 1e-3
+TOKENS: Final = 64
 DRAIN_S: Final = 900.0
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -47,7 +48,6 @@ class HostRequest(msgspec.Struct, frozen=True):
     protocol: ProtocolSettings
     spill_bytes: int = 1 << 30
     stream_bytes_max: int | None = None
-    tokens: int = 64
 
 
 def main(request: HostRequest) -> None:
@@ -87,7 +87,6 @@ class HeldIsland:
     """One learner: its island and the arrays that it goes on with."""
 
     def __init__(self, request: HostRequest, name: str, home: LoopThread) -> None:
-        self._tokens = request.tokens
         self._move = np.float32(MOVE * (1.0 + int(name.rpartition("-")[2]) % 8))
         tensors = request.protocol.fragments
         first = {f"t{number}": read_only(np.zeros(request.elements, np.float32)) for number in range(tensors)}
@@ -99,7 +98,7 @@ class HeldIsland:
         self._go_on(self.handle.params)
 
     def step(self) -> None:
-        self._go_on(self.handle.step(self._arrays, tokens=self._tokens, loss=1.0))
+        self._go_on(self.handle.step(self._arrays, tokens=TOKENS, loss=1.0))
 
     def _go_on(self, arrays: Arrays) -> None:
         """Move what was adopted a little, so that there is something to contribute."""

@@ -44,7 +44,7 @@ from atoll_learner.train import make_evaluator
 from atoll_learner.train_settings import TrainSettings, learning_rate, train_settings
 from benchmarks.lib.harness import Figure, at_most, fact
 from benchmarks.lib.kept_parts import KeptParts
-from benchmarks.lib.runs import HERE, environment, up_command
+from benchmarks.lib.runs import HERE, environment, lighthouse, started, up_command
 from support.regions import free_port
 
 MODEL: Final = ModelSettings(vocab=256, layers=4, width=128, heads=4, kv_heads=2, ffn=512, context=128)
@@ -66,6 +66,19 @@ APART_SEED: Final = 100
 MEASURED_TOKENS: Final = 131_072
 LONG_TOKENS: Final = 2_000_000
 """From so many tokens on the loss has a goal beside data-parallel training's, and nobody trains alone."""
+
+
+def peer_settings(train: TrainSettings) -> dict[str, Any]:
+    """Return what a worker of PyTorch must know of the model and its inner optimizer."""
+    return {
+        "model": config_of(MODEL, end_token=None) | {"architectures": None},
+        "batch": train.batch,
+        "sequence": train.sequence,
+        "rate": train.rate,
+        "betas": [train.beta1, train.beta2],
+        "weight_decay": train.weight_decay,
+        "clip": train.clip,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +122,8 @@ class TrainingTask:
             "begin_s": 0.0,
             "step_s": 0.0,
             "rates": rates,
-            "model": config_of(MODEL, end_token=None) | {"architectures": None},
+            **peer_settings(train),
             "batch": batch,
-            "sequence": train.sequence,
-            "rate": train.rate,
-            "betas": [train.beta1, train.beta2],
-            "weight_decay": train.weight_decay,
-            "clip": train.clip,
             "threads": 1,
             **more,
         }
@@ -198,9 +206,7 @@ def data_parallel(task: TrainingTask, train: TrainSettings) -> tuple[float, floa
 def diloco(task: TrainingTask, train: TrainSettings) -> tuple[float, float, Path]:
     """Train in replica groups that meet every `INTERVAL_STEPS` steps."""
     bind = f"127.0.0.1:{free_port()}"
-    words = [str(Path(environment("racing")).with_name("torchft_lighthouse")), "--min_replicas", str(task.learners)]
-    with (task.folder / "lighthouse.log").open("wb") as log:
-        lighthouse = subprocess.Popen([*words, "--bind", bind], stdout=log, stderr=log)
+    meeting = started(lighthouse(task.learners, bind), task.folder / "lighthouse.log")
     try:
         told_all: dict[str, Any] = {
             "interval_steps": INTERVAL_STEPS,
@@ -212,8 +218,8 @@ def diloco(task: TrainingTask, train: TrainSettings) -> tuple[float, float, Path
         world = task.learners
         return in_torch(task, "diloco", [task.request(rank, world, train, **told_all) for rank in range(world)])
     finally:
-        lighthouse.kill()
-        lighthouse.wait()
+        meeting.kill()
+        meeting.wait()
 
 
 def in_torch(task: TrainingTask, role: str, requests: list[dict[str, Any]]) -> tuple[float, float, Path]:
