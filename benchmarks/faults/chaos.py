@@ -33,17 +33,16 @@ LEARNERS = 3
 PARTITION_S = 60.0
 
 
-def main(  # noqa: PLR0913  (one flag each)
+def main(
     *,
     minutes: Annotated[float, "length of every run but the gauntlet"] = MINUTES,
     rates: Annotated[Sequence[float], numbers, "faults per minute, as 1,4,16"] = RATES,
     kills: Annotated[int, "kills at which the gauntlet ends"] = KILLS_MIN,
     gauntlet: Annotated[float, "faults per minute of the gauntlet"] = GAUNTLET,
-    partition: Annotated[float, "seconds of the partition"] = PARTITION_S,
     only: Annotated[list[str] | None, "do this run and no other; repeatable"] = None,
     seed: int = 0,
 ) -> BenchmarkResult:
-    every = courses(seed, minutes, rates, kills, gauntlet, partition)
+    every = courses(seed, minutes, rates, kills, gauntlet)
     names = [course.name for course in every]
     if unknown := {*(only or ())} - {*names}:
         raise SystemExit(f"no such run: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
@@ -65,16 +64,15 @@ def courses(
     rates: Sequence[float] = RATES,
     kills: int = KILLS_MIN,
     gauntlet: float = GAUNTLET,
-    partition: float = PARTITION_S,
 ) -> list[Course]:
     """Return every run, in the order in which they are made."""
     found = []
     for system, calm, stem in (("atoll", "undisturbed", "storm"), ("synchronous", "sync-undisturbed", "sync")):
         for rate in (0.0, *rates):
             name = f"{stem}-{rate:g}".replace(".", "_") if rate else calm
-            found.append(Course(name, system, rate, seed, 60.0 * minutes, partition if rate else 0.0, LEARNERS))
+            found.append(Course(name, system, rate, seed, 60.0 * minutes, PARTITION_S if rate else 0.0, LEARNERS))
     lasts_s = seconds_for(seed, gauntlet, kills)
-    return [*found, Course("gauntlet", "atoll", gauntlet, seed, lasts_s, partition, LEARNERS, kills)]
+    return [*found, Course("gauntlet", "atoll", gauntlet, seed, lasts_s, PARTITION_S, LEARNERS, kills)]
 
 
 def path_of(course: Course) -> Path:

@@ -31,7 +31,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -92,10 +91,9 @@ class FleetMoment:
 
 @dataclass(slots=True)
 class FleetSamples:
-    """Samples of a fleet, by moment since it began: memory of each process, the work queue's length and age."""
+    """Samples of a fleet, by moment since it began: memory of each process."""
 
     memory: dict[tuple[str, int], list[tuple[float, int]]] = field(default_factory=lambda: defaultdict(list))
-    waiting: list[tuple[float, int, float]] = field(default_factory=list)
 
     def peaks(self, role: str) -> list[int]:
         return [max(size for _, size in found) for key, found in self.memory.items() if key[0] == role]
@@ -111,8 +109,7 @@ class FleetSamples:
 
     def describe(self) -> str:
         sizes = ", ".join(f"{name} {found[-1][1] / 1e6:.0f}" for name, found in self.by_name().items())
-        queue, oldest_s = self.waiting[-1][1:] if self.waiting else (0, 0.0)
-        return f"MB: {sizes}; {queue} in the queue, the oldest for {oldest_s:.1f} s"
+        return f"MB: {sizes}"
 
 
 class Fleet:
@@ -231,8 +228,6 @@ class Fleet:
                 for role, process in self._all():
                     if size := pss_bytes(process.pid):
                         self.samples.memory[role, process.pid].append((now_s, size))
-            with contextlib.suppress(OSError, LookupError, ValueError):
-                self.samples.waiting.append((now_s, *queue_of(self._ask("jsz?streams=true"), time.time())))
 
     def _ask(self, what: str) -> dict[str, Any]:
         with urllib.request.urlopen(f"{self._web}/{what}", timeout=ANSWER_S) as answer:  # noqa: S310  (ours)
@@ -264,17 +259,6 @@ def pss_bytes(pid: int) -> int:
     return 0
 
 
-def queue_of(told: Mapping[str, Any], now_s: float) -> tuple[int, float]:
-    """Return how many messages wait in the work queue of contributions, and how long the oldest does, from `jsz`."""
-    streams = [stream for account in told.get("account_details", []) for stream in account.get("stream_detail", [])]
-    state = next((stream["state"] for stream in streams if stream["name"].endswith("_UPM")), None)
-    if state is None or not state["messages"]:
-        return 0, 0.0
-    first = state["first_ts"].rstrip("Z")[:26]
-    began_s = datetime.fromisoformat(first).replace(tzinfo=UTC).timestamp()
-    return int(state["messages"]), max(0.0, now_s - began_s)
-
-
 async def _closing(url: str, run: str) -> None:
     bus = await open_bus(url, run, name="closing")
     await close_run(bus, run)
@@ -304,8 +288,6 @@ class CrowdUse:
     cpu_s: Mapping[str, Sequence[float]]
     memory: Mapping[str, Sequence[int]]
     broker: Mapping[str, float]
-    queue: int
-    oldest_s: float
 
     def each_ms(self, role: str) -> float:
         """Return the processor time of a role per contribution, in milliseconds."""
@@ -342,8 +324,6 @@ def crowd_figures(use: CrowdUse) -> list[Figure]:
     capacity = ", ".join(f"{role} {use.full_at(role):.0f}" for role in OWN_CORE if use.cpu_s.get(role))
     told = f"contributions a second that fill a core of the busiest process: {capacity}; {first} is first"
     figures.append(fact(f"{name}: first process to fill a core", use.full_at(first), "1/s", told))
-    told = f"the oldest in the work queue, of at most {use.queue}"
-    figures.append(fact(f"{name}: longest wait for a fate", use.oldest_s, "s", told))
     return figures
 
 
@@ -545,13 +525,12 @@ def crowd(plan: FleetPlan, measured_s: float) -> tuple[CrowdUse, list[Figure]]:
     """Play a run of small fragments; return what it used in the measured time, and figures of its fates."""
     with tempfile.TemporaryDirectory() as folder, running_fleet(plan, Path(folder)) as fleet:
         fleet.watch(WARM_S)
-        first_s, before = fleet.lived_s(), fleet.moment()
+        before = fleet.moment()
         fleet.watch(measured_s)
-        last_s, after = fleet.lived_s(), fleet.moment()
+        after = fleet.moment()
         fleet.close()
         history, samples = fleet.history(), fleet.samples
     made = [line for line in history.rounds if before.at_s <= line.at_s < after.at_s]
-    waiting = [(queue, oldest_s) for at_s, queue, oldest_s in samples.waiting if first_s <= at_s <= last_s]
     use = CrowdUse(
         name=plan.name,
         learners=plan.learners,
@@ -561,8 +540,6 @@ def crowd(plan: FleetPlan, measured_s: float) -> tuple[CrowdUse, list[Figure]]:
         cpu_s={role: after.role_s(before, role) for role in ROLES},
         memory={role: samples.peaks(role) for role in ROLES},
         broker=broker_counts(before, after),
-        queue=max((queue for queue, _ in waiting), default=0),
-        oldest_s=max((oldest_s for _, oldest_s in waiting), default=0.0),
     )
     fleet.say(f"{use.commits} commits of {use.contributions} contributions in {use.lasted_s:.0f} s")
     fragments = plan.request.protocol.fragments

@@ -27,8 +27,6 @@ def use(learners: int, **changed: object) -> scale.CrowdUse:
         },
         "memory": {"broker": [5_000_000], "shard": [1_000_000, 3_000_000]},
         "broker": {"in_msgs": 50.0 * learners},
-        "queue": 3,
-        "oldest_s": 0.5,
     }
     return scale.CrowdUse(f"{learners} learners", learners, **usual | changed)
 
