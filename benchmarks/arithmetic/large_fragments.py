@@ -29,14 +29,14 @@ from atoll.base.large_arrays import Vector
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
-from atoll.client.membership import found_or_join, publish_origin
+from atoll.client.membership import claim, found_or_join, publish_origin
 from atoll.client.pushing import Pusher
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import Push
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.heads import read_head
 from atoll.settings.sections import LearnerSettings
-from atoll.wire.messages import Beat, Member, RunRecord, encode
+from atoll.wire.messages import Beat, RunRecord, encode
 from atoll.wire.subjects import Subjects
 from benchmarks.lib.compiled import compile_kernels, read_only
 from benchmarks.lib.harness import Figure, at_most, run_benchmark
@@ -118,9 +118,9 @@ async def _learners(url: str, record: RunRecord, elements: int) -> None:
     origin = large_arrays.spare(elements, np.float32)
     await found_or_join(bus, record)
     await publish_origin(bus, record, {0: _filled(origin)})
+    members = [await claim(bus, record.subjects, f"l{number}", SystemClock()) for number in range(M)]
     beating = asyncio.create_task(_beat(bus, record))
-    for number in range(M):
-        member = Member(learner=f"l{number}", incarnation=1, nonce="n", host="h", pid=1, claimed_at_s=0.0)
+    for number, member in enumerate(members):
         action = Push(fragment=0, push=1, base_version=0, tokens=100, steps=4, trained_tokens=100, cause_id="")
         reading = partial(_away, origin, number)
         await Pusher(bus, record, member, SystemClock()).push(action, origin, reading, _no_loss)
