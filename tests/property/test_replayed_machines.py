@@ -98,6 +98,17 @@ def test_a_dump_of_a_tenure_and_of_a_balance_replays() -> None:
         assert any(again) or any(answered)
 
 
+def test_a_host_remembers_a_hand_over_in_vain_after_it_was_frozen() -> None:
+    balance = Balance("a", 3.0)
+    for at_s in (0.0, 10.0, 30.0):
+        balance.handle(HostHeard(at_s=at_s, host="b", wants=frozenset({0, 1, 2}), owns=frozenset()))
+        balance.handle(HostHeard(at_s=at_s, host="a", wants=frozenset(), owns=frozenset({0, 1, 2})))
+        again = thaw(freeze(balance))
+
+        assert vars(again) == vars(balance)
+    assert balance.vain
+
+
 def test_a_dump_ends_with_the_fact_that_broke_the_machine_and_so_does_its_logbook() -> None:
     recorder = FactRecorder("shard-0", Shard(SETTINGS, 0, dict.fromkeys(range(3), 0)))
     recorder.handle(TimerFired(at_s=1.0, name="due/0"))

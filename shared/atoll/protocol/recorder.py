@@ -29,7 +29,7 @@ from atoll.protocol.events import Acknowledge, ArmTimer, Command, Commit, Dismis
 from atoll.protocol.invariants import check_island, check_shard
 from atoll.protocol.island import Island, LocalInterval
 from atoll.protocol.ledger import EndedLives, FragmentLedger, Ledger
-from atoll.protocol.ownership import Balance, HostHeard, LeaseStanding, Tenure
+from atoll.protocol.ownership import Balance, HandOver, HostHeard, LeaseStanding, Tenure
 from atoll.protocol.pacing import ConnectedTime, KnownLearner, MovingAverage
 from atoll.protocol.round import FragmentRound, Offer
 from atoll.protocol.settings import ProtocolSettings
@@ -263,6 +263,7 @@ def thaw(frozen: bytes) -> Machine:
         machine = Balance(state.host, state.lease_s)
         machine.others = {heard.host: heard for heard in state.others}
         machine.settled_s = -math.inf if state.settled_s is None else state.settled_s
+        machine.given, machine.vain = state.given, state.vain
     return machine
 
 
@@ -360,6 +361,8 @@ class BalanceState(msgspec.Struct, tag="balance"):
     lease_s: float
     others: list[HostHeard]
     settled_s: float | None
+    given: HandOver | None = None
+    vain: int = 0
 
 
 State = ShardState | IslandState | TenureState | BalanceState
@@ -390,7 +393,8 @@ def _state(machine: Machine) -> State:
         return TenureState(**_attributes(machine, TenureState))
     if isinstance(machine, Balance):
         settled_s = None if math.isinf(machine.settled_s) else machine.settled_s
-        return BalanceState(machine.host, machine.lease_s, list(machine.others.values()), settled_s)
+        others = list(machine.others.values())
+        return BalanceState(machine.host, machine.lease_s, others, settled_s, machine.given, machine.vain)
     raise ProtocolMisuse("no machine that can be frozen", got=type(machine).__name__)
 
 
