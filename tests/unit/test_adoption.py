@@ -41,6 +41,21 @@ def test_an_adopted_array_is_nobody_elses(made: Callable[..., Any], dtype: Any, 
     assert float(before["s"]) == 2.0
 
 
+@pytest.mark.parametrize("writeable", [False, True])
+def test_an_adopted_array_can_be_changed_where_the_loops_own_could(writeable: bool) -> None:  # noqa: FBT001
+    """Whether it is replaced whole or in part, once or twice in one step."""
+    before = {"w": np.ones((6, 4), np.float32), "b": np.ones(4, np.float32)}
+    for leaf in before.values():
+        leaf.flags.writeable = writeable
+    layout, settings = plan_layout(describe(before), 3), ProtocolSettings(fragments=3, shards=1)
+    frames = [GlobalFragment(p, 1, np.zeros(size, np.float32)) for p, size in enumerate(layout.fragment_sizes())]
+
+    leaves = adopt(layout, settings, before, [AdoptableFragment(frame, None) for frame in frames])
+
+    assert not any(leaf.any() for leaf in leaves.values())
+    assert [leaf.flags.writeable for leaf in leaves.values()] == [writeable, writeable]
+
+
 @pytest.mark.parametrize(
     ("adoption", "since", "kept"),
     [("carry", 3.0, 2.0), ("carry", None, 0.0), ("blend", 3.0, 2.0), ("blend", None, 0.0)],

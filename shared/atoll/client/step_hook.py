@@ -210,7 +210,12 @@ def _with_rows(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]], *, sh
             return jax.numpy.array(array, copy=True)
         if whole and shared:
             array = array.copy()  # `device_put` aliases aligned memory, whatever its options are
-        return array if on_host else jax.device_put(array, leaf.sharding)
+        if not on_host:
+            return jax.device_put(array, leaf.sharding)
+        if isinstance(leaf, np.ndarray) and not leaf.flags.writeable:
+            # A loop that changes no array in place gets none that it could change: a snapshot of it needs no copy.
+            array.flags.writeable = False
+        return array
     from atoll.codec import on_device  # noqa: PLC0415
 
     for start, _, rows in pieces:
