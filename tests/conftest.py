@@ -51,6 +51,9 @@ hypothesis_settings.load_profile("ci" if os.environ.get("CI") else "atoll")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Until somebody sets a loop, `asyncio.get_event_loop()` of a library makes one in the main thread that nobody closes.
+asyncio.set_event_loop(None)
+
 
 # Every wait of such a test has a bound of its own, the longest that of a page (`support.documents`). One that is not met names
 # what was awaited, so it must run out before this does.

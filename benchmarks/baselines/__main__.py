@@ -27,7 +27,7 @@ from atoll.local import run_settings
 from atoll.local.run_settings import flat
 from atoll.run.folder import unusable
 from atoll.settings import Settings, load
-from atoll_learner.process import limit_threads, prepare_work
+from atoll_learner.process import enable_compile_cache, limit_threads, prepare_work
 
 if TYPE_CHECKING:
     from benchmarks.baselines.lockstep import Method
@@ -76,7 +76,6 @@ def run_baseline(request: Request) -> None:
     limit_threads(settings.learner.threads)
 
     from atoll_learner.export import save_safetensors  # noqa: PLC0415
-    from atoll_learner.train import enable_compile_cache  # noqa: PLC0415  (JAX only after the thread limits are set)
     from benchmarks.baselines.lockstep import report_of, train_baseline  # noqa: PLC0415
 
     enable_compile_cache(settings.learner.compile_cache)

@@ -44,7 +44,7 @@ from atoll.wire.subjects import Subjects
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.feed import BatchReader
 from atoll_learner.model_settings import model_settings
-from atoll_learner.process import limit_threads
+from atoll_learner.process import enable_compile_cache, limit_threads
 from atoll_learner.train_settings import train_settings
 from benchmarks.faults.metrics import SCHEMA, Course, Extract, Row
 from benchmarks.faults.storm import Planned, Storm, StormLinks, Victim, chosen, storm
@@ -322,7 +322,7 @@ def compile_program(corpus: Path, cache: Path, seed: int) -> tuple[Program, Batc
 
     from atoll.base.user_cache import turn  # noqa: PLC0415
     from atoll_learner.model import init_params  # noqa: PLC0415
-    from atoll_learner.train import enable_compile_cache, init_optimizer, make_loss, optimizer  # noqa: PLC0415
+    from atoll_learner.train import init_optimizer, make_loss, optimizer  # noqa: PLC0415
 
     enable_compile_cache(cache)
     shards = TokenShards(corpus)

@@ -37,7 +37,7 @@ one_thread_for_algebra()
 from atoll_simulator.workshop import use_cores
 use_cores(int(sys.argv[4]))
 import jax
-from atoll_learner.train import enable_compile_cache
+from atoll_learner.process import enable_compile_cache
 from atoll_learner.feed import BatchReader
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.model import init_params

@@ -40,7 +40,7 @@ from atoll.wire.events import EVALUATOR, ValidationEvent, log_entry
 from atoll.wire.messages import Head, RunRecord, encode
 from atoll.wire.subjects import Subjects
 from atoll_learner.evaluations import Evaluation, OwnEvaluation, ReferenceEvaluation
-from atoll_learner.process import limit_threads, prepare_work
+from atoll_learner.process import enable_compile_cache, limit_threads, prepare_work
 
 log = get(__name__)
 
@@ -120,8 +120,6 @@ def follow(
     limit_threads(settings.learner.threads or 1)
 
     if is_installed("jax"):  # a function of somebody's own may do without
-        from atoll_learner.train import enable_compile_cache  # noqa: PLC0415  (only after the thread limits are set)
-
         enable_compile_cache(settings.learner.compile_cache)
     evaluation = OwnEvaluation(own, like) if work is None else ReferenceEvaluation(settings, work, out)
     asyncio.run(_follow(settings, evaluation, pace, is_told, last=out is not None))

@@ -15,7 +15,9 @@ import os
 import signal
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +111,7 @@ def train(settings: Settings) -> None:
     )
 
     from atoll_learner.export import first_values  # noqa: PLC0415  (after the thread limits are set)
-    from atoll_learner.train import CompiledAhead, enable_compile_cache, make_step, step_arguments  # noqa: PLC0415
+    from atoll_learner.train import CompiledAhead, make_step, step_arguments  # noqa: PLC0415
 
     cache = settings.learner.compile_cache
     enable_compile_cache(cache)
@@ -270,6 +272,19 @@ def feed_of(settings: Settings, work: LearnerWork, island: IslandHandle, cursor:
         )
         log.warning("data.unread", share=round(reader.unread, 3), block_tokens=work.shards.block_tokens, todo=todo)
     return LeasedFeed(island, reader, settings.data.lease_blocks, cursor)
+
+
+def enable_compile_cache(folder: Path | None) -> None:
+    """Keep compiled programs of JAX in `folder` for later processes; None keeps none. Call it after `limit_threads`."""
+    if folder is None:
+        return
+    import jax  # noqa: PLC0415  (only after the thread limits are set)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    update: Callable[[str, object], None] = jax.config.update
+    update("jax_compilation_cache_dir", str(folder))
+    update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 def limit_threads(threads: int) -> None:

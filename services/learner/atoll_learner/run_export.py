@@ -33,7 +33,7 @@ from atoll.run.record import founded_run
 from atoll.settings import Settings
 from atoll.wire.messages import RunRecord
 from atoll_learner.model_settings import LATER, ModelSettings
-from atoll_learner.process import LearnerWork, limit_threads, prepare_work
+from atoll_learner.process import LearnerWork, enable_compile_cache, limit_threads, prepare_work
 from atoll_learner.train_settings import usual_sequence
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def export_run(settings: Settings, out: Path) -> None:
         limit_threads(settings.learner.threads)
 
         from atoll_learner.export import first_values  # noqa: PLC0415  (JAX only after the thread limits are set)
-        from atoll_learner.train import enable_compile_cache, make_evaluator  # noqa: PLC0415
+        from atoll_learner.train import make_evaluator  # noqa: PLC0415
 
         enable_compile_cache(settings.learner.compile_cache)
         first = first_values(work.model, run.seed, settings.learner.initial_model)

@@ -153,17 +153,6 @@ def make_evaluator(
 log = get(__name__)
 
 
-def enable_compile_cache(folder: Path | None) -> None:
-    """Keep compiled programs in `folder` for later processes; None keeps none."""
-    if folder is None:
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    update: Callable[[str, object], None] = jax.config.update
-    update("jax_compilation_cache_dir", str(folder))
-    update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    update("jax_persistent_cache_min_entry_size_bytes", 0)
-
-
 class CompiledAhead:
     """A jitted function, compiled for arguments like some in a thread; a process that ends waits for its compiler."""
 

@@ -28,7 +28,7 @@ from atoll.settings import FlagText, Settings
 from atoll_learner.data.prepare import prepare
 from atoll_learner.data.sources import files_of, stdlib_files
 from atoll_learner.data.tokenizer import Vocabulary
-from atoll_learner.process import prepare_work
+from atoll_learner.process import enable_compile_cache, prepare_work
 from atoll_simulator.scenario import Scenario, scenario_of
 
 
@@ -194,7 +194,7 @@ def with_data(up: UpPlan, folder: RunFolder, face: RunConsole) -> Settings:
 def compile_shared(settings: Settings, folder: RunFolder):  # type: ignore[no-untyped-def]  # noqa: ANN201
     """Return the parts that all learners share, compiled."""
     from atoll_learner.export import first_values  # noqa: PLC0415  (loads JAX)
-    from atoll_learner.train import enable_compile_cache, make_step  # noqa: PLC0415
+    from atoll_learner.train import make_step  # noqa: PLC0415
     from atoll_simulator.learner import SharedParts, warm  # noqa: PLC0415
 
     enable_compile_cache(settings.learner.compile_cache or program_cache(folder.out))
