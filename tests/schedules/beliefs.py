@@ -83,7 +83,8 @@ class Beliefs:
         assert process is None or isinstance(process, Process)
         if any(self.world.tally[kind] for kind in ("clock ahead", "stores lost")):
             return
-        most_s = max(self._reachable_s(process, each) for each in began_s) + SLACK_S
+        rate = 1.0 if process is None else process.rate
+        most_s = rate * max(self._reachable_s(process, each) for each in began_s) + SLACK_S
         self.world.tally[f"{what} times checked"] += 1
         self.world.check(sample <= most_s, f"no absence enters the time of a {what}", (sample, most_s))
 

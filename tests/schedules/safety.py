@@ -23,7 +23,7 @@ from atoll.protocol.claims import BATCHES_MAX
 from atoll.protocol.data import DataLedger, sums_by_epoch
 from atoll.protocol.events import Acknowledge, Commit, Dismiss, PushKey, Share
 from atoll.protocol.invariants import Durable, InvariantBroken, require
-from atoll.protocol.ledger import FragmentLedger
+from atoll.protocol.ledger import FragmentLedger, life_of
 from atoll.run.delta_chain import frames_of
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Beat, Contribution, Head, Included, Lease, Member, RunRecord, decode
@@ -121,6 +121,11 @@ class Safety:
             self.tally["contributions of another founding"] += 1
             return
         key = manifest.key
+        name, has_fate = life_of(key.learner, key.incarnation), key in self.durable.merged or key in self.durable.fates
+        if not has_fate and self.durable.fragment_ledger[key.fragment].former.covers(name):
+            # Its process went on after the account was closed: it had been frozen, and has a successor.
+            self.tally["pushes of closed accounts"] += 1
+            self.pushed[name] -= manifest.tokens
         fate = "merged" if key in self.durable.merged else "refused"
         self.durable.see_acknowledged(Acknowledge(key=key, fate=fate))
         self.tally["contributions settled"] += 1
@@ -442,7 +447,7 @@ class Safety:
             if not self.power_cuts:
                 raise InvariantBroken("what a manifest names is durable before it", got=manifest.blob.stem) from error
         self.contributions[key] = (manifest, vector)
-        self.pushed[f"{manifest.learner}/{manifest.incarnation}"] += manifest.tokens
+        self.pushed[life_of(key.learner, key.incarnation)] += manifest.tokens
         self.tally["pushes"] += 1
         if manifest.final:
             self.tally["last pushes"] += 1

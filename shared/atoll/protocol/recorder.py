@@ -301,6 +301,7 @@ class SlotState(msgspec.Struct, kw_only=True):
     again_s: float | None
     written: int = 0
     durable: int = 0
+    fold_due: int = 0
     last_base: int | None = None
 
 

@@ -120,8 +120,9 @@ class FragmentSlot:
     `due_s` is its next beat, `called_s` the last, `again_s` when a round below its quorum is called again; `parked` offers
     wait for the next round. A refusal or a farewell is `unkept` until the ledger is written, `keeping` while a `Keep` is under
     way, `committing` while a commit carries it: at most one `Keep` per fragment is under way, however many refusals there are.
-    Its ledger was `written` so often, the last time perhaps not durably yet, and so often `durable`. Once the run is at its
-    target, what was trained on a version after `last_base` comes too late.
+    Its ledger was `written` so often, the last time perhaps not durably yet, and so often `durable`; the writing `fold_due` is
+    the first that knows which lives were folded last. Once the run is at its target, what was trained on a version after
+    `last_base` comes too late.
     """
 
     round: FragmentRound
@@ -136,6 +137,7 @@ class FragmentSlot:
     committing: Settling = field(default_factory=Settling)
     written: int = 0
     durable: int = 0
+    fold_due: int = 0
     last_base: int | None = None
 
     @property
@@ -211,6 +213,19 @@ class FragmentSlot:
         self.keeping, self.unkept = self.unkept, Settling()
         frozen = self.freeze(ledger)
         return [Keep(fragment=self.round.fragment, fragment_ledger=frozen, cause_id=cause_id)]
+
+    def settle_closed(self, answer: Acknowledge | Dismiss, ledger: Ledger) -> list[ShardCommand]:
+        """Answer what comes of a life that is folded, once a ledger that says so is durable: only then nobody needs it again.
+
+        A process that was frozen, and has a successor, goes on until it looks at its member record.
+        """
+        if self.durable >= self.fold_due:
+            return [answer]
+        if isinstance(answer, Acknowledge):
+            self.unkept.refusals[answer.key] = answer
+        else:
+            self.unkept.farewells.append(answer)
+        return [*self.keep(ledger, answer.cause_id)]
 
     def freeze(self, ledger: Ledger) -> bytes:
         """Return the fragment's ledger as it is to be written now; `ledger` is the shard's."""
@@ -441,7 +456,7 @@ class Shard:
         where, cause_id = next(iter(self.slots)), id_of("bye", event.learner, event.incarnation)
         dismiss = Dismiss(learner=event.learner, incarnation=event.incarnation, fragment=where, cause_id=cause_id)
         if not self._opens(event.learner, event.incarnation):
-            return [dismiss]
+            return self.slots[where].settle_closed(dismiss, self.ledger)
         self.ledger.account(event.learner, event.incarnation).left = True
         view = newest_of(self.learners, event.learner, event.incarnation, self.connected.now_s)
         if view.incarnation == event.incarnation:
@@ -456,7 +471,8 @@ class Shard:
         if event.key in slot.offers or slot.is_settling(event.key):
             return []
         if not self._opens(event.key.learner, event.key.incarnation):
-            return [Acknowledge(key=event.key, fate="known", cause_id=event.cause_id)]
+            known = Acknowledge(key=event.key, fate="known", cause_id=event.cause_id)
+            return slot.settle_closed(known, self.ledger)
         account = self.ledger.account(event.key.learner, event.key.incarnation)
         if not event.absurd:
             account.trained = max(account.trained, event.trained_tokens)
@@ -628,6 +644,8 @@ class Shard:
             if not adds_up(account, fragments, all_here=len(ledgers) == fragments):
                 next(iter(ledgers.values())).former.doubt(name)
             fold_life(ledgers, name, account, fragments)
+            for slot in self.slots.values():
+                slot.fold_due = slot.written + 1
             learner, incarnation = split_life(name)
             if learner in self.learners and self.learners[learner].incarnation <= incarnation:
                 del self.learners[learner]
