@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from atoll.base.errors import BrokerUnavailable
-from atoll.bus.nats.connection import Complaints, ConnectionLoop
+from atoll.bus.nats.connection import Admission, Complaints, ConnectionLoop
 
 SOON_S = 120.0
 
@@ -121,3 +121,16 @@ def test_a_trouble_of_all_connections_is_logged_once() -> None:
                 each.note(REFUSED)
     assert [(line["event"], line["bus"]) for line in said] == [("bus.error", "a")]
     assert all("EOF" in each.text and "Authorization" in each.text for each in (trunk, *branches))
+
+
+async def test_a_server_that_takes_over_a_new_roll_refuses_nobody_for_good() -> None:
+    """It hangs up on a client that is just coming in; one that is refused again is refused by its own fault."""
+    admission = Admission("nats://h:4222", None, asyncio.get_running_loop())
+    violation = nats.errors.Error("nats: 'Authorization Violation'")
+    admission.take_error(violation)
+    assert not admission.shut.done()
+    admission.note_entry()
+    for _ in range(2):
+        assert not admission.shut.done()
+        admission.take_error(violation)
+    assert admission.shut.done()

@@ -319,6 +319,31 @@ def test_nothing_is_folded_before_all_ledgers_of_the_shard_have_its_account() ->
     assert shard.ledger.former.lives == 60 - KEPT_LIVES
 
 
+def test_what_comes_of_a_folded_life_is_settled_once_the_fold_is_durable() -> None:
+    """Its process was frozen and goes on. An heir of the shard that finds the account open must find the push, too."""
+    desk, names = LivesDesk(), one_life(0)
+    desk.interval(*(next(names) for _ in range(60)))
+    while not desk.shards[0].ended.batch:
+        desk.answer()
+    for fragment in range(FRAGMENTS):
+        desk._steady += 1
+        desk.beat("steady", 1, desk._steady * PUSHED)
+        desk.round(fragment)
+    assert desk.shards[0].ledger.former.covers("once-000000/1")
+    assert not any(ledger.former.covers("once-000000/1") for ledger in desk.ledgers().values())
+    desk.acknowledged.clear()
+    dismissed = desk.dismissed
+
+    desk.push("once-000000", 1, 1, push=2)
+    desk.tell(desk.shards[0], events.LearnerLeft(at_s=desk.now_s, learner="once-000000", incarnation=1))
+    assert (desk.acknowledged, desk.dismissed) == ([], dismissed)
+    desk.keep()
+
+    assert [each.fate for each in desk.acknowledged] == ["known"]
+    assert desk.dismissed == dismissed + 1
+    assert all(ledger.former.covers("once-000000/1") for ledger in desk.ledgers().values())
+
+
 def test_nothing_is_folded_of_which_a_push_is_in_hand() -> None:
     """Its learner was replaced and goes on: what came before its life is folded is merged, and the fold waits for it."""
     desk = LivesDesk()

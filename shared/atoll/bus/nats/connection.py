@@ -455,7 +455,8 @@ class Admission:
 
     Here they become `AccessDenied`: for the request on that subject, at once; for everything, once the door has been shut for
     `SHUT_S` (a broker that restarts, or takes over a new roll, may shut it for a moment). The first connection is refused once
-    every node has refused it in turn: the roll of one of them may be older.
+    every node has refused it in turn, and once more: the roll of one of them may be older, and a server that takes over a new
+    roll refuses a client that is just coming in.
     """
 
     def __init__(self, url: str, credentials: Credentials | None, loop: asyncio.AbstractEventLoop) -> None:
@@ -463,7 +464,7 @@ class Admission:
         self._credentials = credentials
         self._loop = loop
         self._waiting: dict[str, set[asyncio.Future[Any]]] = {}
-        self._doors = len(addresses(url))
+        self._refusals_max = 2 * len(addresses(url))
         self._shut_times = 0
         self._shut_since_s: float | None = None
         self._reason: AccessDenied | None = None
@@ -520,7 +521,7 @@ class Admission:
             self._shut_times += 1
             if self._shut_since_s is None:
                 self._shut_since_s = self._loop.time()
-            if self._shut_times >= self._doors and not self.shut.done():
+            if self._shut_times >= self._refusals_max and not self.shut.done():
                 self.shut.set_result(None)
         return False
 
