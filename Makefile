@@ -128,7 +128,7 @@ compose-test: $(READY)  ## run docker-compose.yml in podman from nothing, and ki
 deploy-check: $(READY)  ## render examples/deployment.toml, and let kubectl, systemd, compose's schema and SkyPilot read what it gives
 	infra/deploy_check.sh $(VENV)
 
-check: lint types compose-check docs-build test  ## all of the above, as CI does
+check: lint types compose-check docs-build test  ## lint, types, compose file, documents and the first tier
 
 docs: $(READY)  ## read the documentation in a browser, and see changes at once
 	$(PY) infra/docs/docs_site.py --serve

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from atoll.protocol.events import EventPart
 from atoll.protocol.ledger import Ledger
 from atoll.run.history import History
-from atoll.wire.events import EventPart
 from atoll.wire.messages import Beat, Event
 
 F = TypeVar("F", bound=EventPart)

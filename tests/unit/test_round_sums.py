@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -70,7 +71,12 @@ def a_round(why: RoundReasons | None, quorum_wait_s: float) -> RoundEvent:
     return fields(RoundEvent, fragment=0, version=1, contributors=(), why=why, quorum_wait_s=quorum_wait_s, **TIMES)
 
 
-@pytest.mark.parametrize("why", [None, RoundReasons(version=0, met_by="push/b/1/0/1")])
+def reasons(**known: str) -> RoundReasons:
+    """Return the reasons of a round as a reader has them of an event that says no more."""
+    return msgspec.convert({"version": 0, **known}, RoundReasons)
+
+
+@pytest.mark.parametrize("why", [None, reasons(met_by="push/b/1/0/1")])
 def test_after_its_quorum_a_round_waits_for_grace(why: RoundReasons | None) -> None:
     """Where nothing tells why a round ended, it has met its quorum when it says so."""
     made = a_round(why, quorum_wait_s=2.0)
@@ -81,7 +87,7 @@ def test_after_its_quorum_a_round_waits_for_grace(why: RoundReasons | None) -> N
 
 def test_a_round_that_never_met_its_quorum_waited_for_nothing_else() -> None:
     """Its event has a quorum wait of 0, because there was no such moment."""
-    made = a_round(RoundReasons(version=0, end="nobody left"), quorum_wait_s=0.0)
+    made = a_round(reasons(end="nobody left"), quorum_wait_s=0.0)
 
     assert made.phases == RoundPhases(5.0, 0.0, 0.25, 0.5, 1.0)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -24,6 +23,7 @@ from atoll.protocol.events import NAMED_MAX, Commit, PublishCall, PushKey, Share
 from atoll.protocol.shard import Shard
 from atoll.run.decisions import describe_needs, describe_wait
 from atoll.wire.events import Contributor, RoundEvent, WaitingEvent
+from atoll.wire.messages import PushNotes
 from atoll.wire.traffic import moved_by
 from atoll_synchronizer.acknowledgements import PendingManifest
 from atoll_synchronizer.aggregator import FoldEffect
@@ -240,30 +240,12 @@ def _contributor(
 ) -> Contributor:
     # Times of arrival are seconds after the first call; negative ones were there before it. Without details only a length that
     # was clipped is told.
-    effect, held = made.effects.get(share.key), made.held.get(share.key)
-    fields: dict[str, Any] = {}
-    if detailed:
-        fields["steps"] = share.steps
-    if detailed and held is not None:
-        fields |= msgspec.structs.asdict(held.manifest.notes) | {
-            "arrived_s": round(held.arrived_s - command.called_s, 4),
-            "read_s": round(max(0.0, held.ready_s - held.arrived_s), 4) if held.ready_s else None,
-            "loss": held.manifest.loss,
-            "bytes": held.manifest.blob.size_bytes,
-            "inline": bool(held.manifest.frame),
-        }
-    if effect is not None and (detailed or share.scale < 1.0):
-        fields["norm"] = _rounded(effect.note.norm)
-        fields["norm_max"] = _rounded(share.scale * effect.note.norm) if share.scale < 1.0 else None
-    if effect is not None and detailed:
-        corrected = effect.note.corrected_slices
-        fields |= {
-            "staleness_weight": _rounded(effect.note.staleness_weight),
-            "aligned": _rounded(effect.alignment.merged),
-            "aligned_with_others": _rounded(effect.alignment.others),
-            "corrected": corrected,
-            "corrected_norm": _rounded(effect.note.corrected_norm) if corrected else None,
-        }
+    effect, held = made.effects.get(share.key), made.held.get(share.key) if detailed else None
+    manifest, notes = (None, PushNotes()) if held is None else (held.manifest, held.manifest.notes)
+    is_clipped = share.scale < 1.0
+    norm = None if effect is None or not (detailed or is_clipped) else effect.note.norm
+    seen = effect if detailed else None
+    corrected = 0 if seen is None else seen.note.corrected_slices
     return Contributor(
         learner=share.key.learner,
         incarnation=share.key.incarnation,
@@ -272,9 +254,25 @@ def _contributor(
         tokens=share.tokens,
         weight=share.weight,
         cause_id=share.cause_id,
+        norm=_rounded(norm),
+        norm_max=_rounded(share.scale * norm) if norm is not None and is_clipped else None,
+        steps=share.steps if detailed else 0,
+        arrived_s=None if held is None else round(held.arrived_s - command.called_s, 4),
+        read_s=None if held is None or not held.ready_s else round(max(0.0, held.ready_s - held.arrived_s), 4),
+        loss=None if manifest is None else manifest.loss,
+        bytes=0 if manifest is None else manifest.blob.size_bytes,
+        inline=manifest is not None and bool(manifest.frame),
+        adopted_at_s=notes.adopted_at_s,
+        step_s=notes.step_s,
+        upload_s=notes.upload_s,
+        full_s=notes.full_s,
+        staleness_weight=None if seen is None else _rounded(seen.note.staleness_weight),
+        aligned=None if seen is None else _rounded(seen.alignment.merged),
+        aligned_with_others=None if seen is None else _rounded(seen.alignment.others),
+        corrected=corrected,
+        corrected_norm=_rounded(seen.note.corrected_norm) if seen is not None and corrected else None,
         shortened=0 if judgement is None else sum(clip < 1.0 for clip in judgement.clips),
         unheard=0 if judgement is None else judgement.heard.count(False),
-        **fields,
     )
 
 

@@ -521,7 +521,9 @@ def age_of(own: LoadedCheckpoint, run_tokens: int) -> int:
 
 def fresh_recovery(incarnation: int) -> RecoveredEvent:
     """Return the event of an incarnation that begins with a fresh state."""
-    return RecoveredEvent(source="fresh", incarnation=incarnation, age_tokens=0, bytes=0, took_s=0.0)
+    return RecoveredEvent(
+        source="fresh", incarnation=incarnation, former=None, peer=None, steps=None, age_tokens=0, bytes=0, took_s=0.0
+    )
 
 
 def checkpoint_recovery(incarnation: int, own: LoadedCheckpoint, age_tokens: int) -> RecoveredEvent:
@@ -530,6 +532,7 @@ def checkpoint_recovery(incarnation: int, own: LoadedCheckpoint, age_tokens: int
         source="checkpoint",
         incarnation=incarnation,
         former=own.note.incarnation,
+        peer=None,
         steps=own.note.steps,
         age_tokens=age_tokens,
         bytes=own.size_bytes,
@@ -542,6 +545,7 @@ def loan_recovery(incarnation: int, borrowed: Borrowed, run_tokens: int) -> Reco
     return RecoveredEvent(
         source="peer",
         incarnation=incarnation,
+        former=None,
         peer=borrowed.lender,
         steps=borrowed.steps,
         age_tokens=max(0, run_tokens - borrowed.run_tokens),

@@ -34,7 +34,7 @@ from atoll.base import large_arrays
 from atoll.base.large_arrays import Vector
 from atoll.base.parallel import for_each, parts
 from atoll.codec import KEYFRAME, Encoded, format_of
-from atoll.merge.outer import NO_CARRY, Nesterov, OuterOptimizer, State, derivable
+from atoll.merge.outer import NO_CARRY, OuterOptimizer, PartwiseOptimizer, State, derivable
 from atoll.protocol.settings import ProtocolSettings
 
 CARRY: Final = "carry"
@@ -98,7 +98,7 @@ class GlobalUpdate:
 
     def __init__(self, outer: OuterOptimizer, settings: ProtocolSettings) -> None:
         self._outer = outer
-        self._native = outer if isinstance(outer, Nesterov) else None
+        self._native = outer if isinstance(outer, PartwiseOptimizer) else None
         self._downlink = DownlinkQuantiser(settings.codec_down)
         self._average_versions = settings.average_versions
         self.derived = self._native is not None and derivable(settings)
@@ -137,7 +137,7 @@ class GlobalUpdate:
         return UpdatedFragment(following, kept | averages, delta)
 
     def _step_parts(
-        self, outer: Nesterov, values: Vector, pseudo_gradient: Vector, state: State, delta: Encoded | None
+        self, outer: PartwiseOptimizer, values: Vector, pseudo_gradient: Vector, state: State, delta: Encoded | None
     ) -> tuple[Vector, State]:
         following = large_arrays.spare(values.size, np.float32)
         kept = {name: large_arrays.spare(values.size, array.dtype) for name, array in state.items()}

@@ -64,21 +64,8 @@ class OuterOptimizer(ABC):
         """Return the next values and the next state."""
 
 
-class Nesterov(OuterOptimizer):
-    """SGD with Nesterov momentum; equal to `optax.sgd(lr, momentum, nesterov=True)` on `pseudo-gradient`.
-
-    Each number depends only on those at its index, so any stretch of a fragment can be stepped.
-    """
-
-    def __init__(self, lr: float, momentum: float) -> None:
-        self.lr = np.float32(lr)
-        self.momentum = np.float32(momentum)
-        self._per_lr = np.float32(1.0 / lr)
-        self._share = np.float32(1.0 / (1.0 + momentum))
-
-    def init(self, params: Vector) -> State:
-        """Return zero momentum, or nothing when there is none."""
-        return {MOMENTUM: large_arrays.zeros(params.size, np.float32)} if self.momentum else {}
+class PartwiseOptimizer(OuterOptimizer):
+    """An optimizer of our own: each number depends only on those at its index, so any stretch of a fragment can be stepped."""
 
     def update(self, params: Vector, pseudo_gradient: Vector, state: State) -> tuple[Vector, State]:
         """Take one step, part by part."""
@@ -93,6 +80,7 @@ class Nesterov(OuterOptimizer):
         for_each(take, parts(0, params.size), params.size)
         return values, kept
 
+    @abstractmethod
     def step(
         self,
         params: Vector,
@@ -107,6 +95,35 @@ class Nesterov(OuterOptimizer):
         `state` may hold others' arrays, which are passed over. Raises `ProtocolMisuse` for vectors that do not belong
         together.
         """
+
+    @abstractmethod
+    def derive(self, state: State, before: Vector, after: Vector, kept: State) -> None:
+        """Write to `kept`, which may be `state`, the state of the version with values `after`, from that with `before`."""
+
+
+class Nesterov(PartwiseOptimizer):
+    """SGD with Nesterov momentum; equal to `optax.sgd(lr, momentum, nesterov=True)` on `pseudo-gradient`."""
+
+    def __init__(self, lr: float, momentum: float) -> None:
+        self.lr = np.float32(lr)
+        self.momentum = np.float32(momentum)
+        self._per_lr = np.float32(1.0 / lr)
+        self._share = np.float32(1.0 / (1.0 + momentum))
+
+    def init(self, params: Vector) -> State:
+        """Return zero momentum, or nothing when there is none."""
+        return {MOMENTUM: large_arrays.zeros(params.size, np.float32)} if self.momentum else {}
+
+    def step(
+        self,
+        params: Vector,
+        carry: Halves,
+        pseudo_gradient: Vector,
+        state: State,
+        following: Vector,
+        kept: State,
+    ) -> None:
+        """Take one step, compiled where the vectors are long."""
         former, newer = (arrays.get(MOMENTUM, _NO_MOMENTUM) for arrays in (state, kept))
         vectors = [params, pseudo_gradient, following, *([former, newer] if self.momentum else [])]
         alike = all(vector.shape == (params.size,) and vector.dtype == np.float32 for vector in vectors)
@@ -125,7 +142,7 @@ class Nesterov(OuterOptimizer):
         np.subtract(unrounded, self.lr * step, out=following)
 
     def derive(self, state: State, before: Vector, after: Vector, kept: State) -> None:
-        """Write to `kept`, which may be `state`, the momentum of the version with values `after`, from that with `before`."""
+        """Derive the momentum."""
         if MOMENTUM not in state:
             return
         momentum, newer = state[MOMENTUM], kept[MOMENTUM]

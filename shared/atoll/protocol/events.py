@@ -13,11 +13,13 @@ farewell; `queue` is a look at a shard's queue, and `drain` the order to finish.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple, TypeVar, dataclass_transform
 
 import msgspec
 
 from atoll.base.quantities import Count, Figure, PeerId, Text, Version
+
+T = TypeVar("T")
 
 
 class PushKey(NamedTuple):
@@ -241,6 +243,17 @@ class Names(msgspec.Struct, frozen=True, omit_defaults=True):
         return cls(tuple(ordered[:NAMED_MAX]), len(ordered)) if ordered else NOBODY
 
 
+def if_absent(value: T) -> T:
+    """Declare what a reader takes for a field that an event lacks. A writer fills it all the same, and mypy says where not."""
+    found: T = msgspec.field(default=value)
+    return found
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field, if_absent))
+class EventPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of an event; a type checker demands every field of it of a writer."""
+
+
 class Opening(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a round came to be called.
 
@@ -292,7 +305,7 @@ class RoundNeeds(msgspec.Struct, frozen=True):
     live: int
 
 
-class RoundReasons(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RoundReasons(EventPart, frozen=True, kw_only=True, omit_defaults=True):
     """Why one round took as long as it did.
 
     Attributes:
@@ -312,18 +325,18 @@ class RoundReasons(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """
 
     version: Version
-    opening: Opening = NEVER_CALLED
-    calls: Count = 0
-    quorum: Count = 1
-    quorum_wait_s: Figure = 0.0
-    unanswered: Names = NOBODY
-    met_by: Text = ""
-    grace: GraceWindow | None = None
-    grace_waited_s: Figure = 0.0
-    end: Text = ""
-    missing: Names = NOBODY
-    reading: Count = 0
-    together: bool = False
+    opening: Opening = if_absent(NEVER_CALLED)
+    calls: Count = if_absent(0)
+    quorum: Count = if_absent(1)
+    quorum_wait_s: Figure = if_absent(0.0)
+    unanswered: Names = if_absent(NOBODY)
+    met_by: Text = if_absent("")
+    grace: GraceWindow | None = if_absent(None)
+    grace_waited_s: Figure = if_absent(0.0)
+    end: Text = if_absent("")
+    missing: Names = if_absent(NOBODY)
+    reading: Count = if_absent(0)
+    together: bool = if_absent(False)
 
 
 # --- commands of a shard -----------------------------------------------------------------------------------------

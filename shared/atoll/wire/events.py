@@ -23,7 +23,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import deque
-from typing import Annotated, ClassVar, Final, Literal, NamedTuple, TypeVar, dataclass_transform
+from typing import Annotated, ClassVar, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -53,7 +53,7 @@ from atoll.base.quantities import (
     Version,
     Word,
 )
-from atoll.protocol.events import RoundReasons
+from atoll.protocol.events import EventPart, RoundReasons, if_absent
 from atoll.protocol.ledger import Ledger
 from atoll.wire.messages import Beat, Event, LearnerState, Shards, decode
 from atoll.wire.traffic import NOTHING, LinkTraffic
@@ -82,19 +82,7 @@ Durations = Annotated[dict[Word, Figure], msgspec.Meta(max_length=WORDS_MAX)]
 Values = Annotated[dict[Text, Figure], msgspec.Meta(max_length=WORDS_MAX)]
 Versions = Annotated[dict[FragmentNumber, Version], msgspec.Meta(max_length=FRAGMENTS_MAX)]
 
-T = TypeVar("T")
 F = TypeVar("F", bound="EventFields")
-
-
-def if_absent(value: T) -> T:
-    """Declare what a reader takes for a field that an event lacks. A writer fills it all the same, and mypy says where not."""
-    found: T = msgspec.field(default=value)
-    return found
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field, if_absent))
-class EventPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of an event; a type checker demands every field of it of a writer."""
 
 
 class EventFields(EventPart, frozen=True, kw_only=True):
@@ -259,12 +247,12 @@ class RecoveredEvent(EventFields, frozen=True, kw_only=True, omit_defaults=True)
     writer = "learner"
     source: Text
     incarnation: Incarnation
-    former: Incarnation | None = None
-    peer: PeerId | None = None
-    steps: Steps | None = None
-    age_tokens: RunTokens | None = None
-    bytes: SizeBytes | None = None
-    took_s: Seconds | None = None
+    former: Incarnation | None = if_absent(None)
+    peer: PeerId | None = if_absent(None)
+    steps: Steps | None = if_absent(None)
+    age_tokens: RunTokens | None = if_absent(None)
+    bytes: SizeBytes | None = if_absent(None)
+    took_s: Seconds | None = if_absent(None)
 
 
 class LeftEvent(EventFields, frozen=True, kw_only=True):
