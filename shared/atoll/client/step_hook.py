@@ -201,17 +201,11 @@ def _with_rows(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]], *, sh
     """
     jax, on_host = loaded_jax(), not is_jax_array(leaf)
     if on_host or all(device.platform == "cpu" for device in leaf.devices()):
-        whole = pieces[0][2].shape == leaf.shape
-        array = pieces[0][2] if whole else np.array(leaf)
-        if not whole:
-            for start, stop, rows in pieces:
-                array[... if array.ndim == 0 else slice(start, stop)] = rows
-        if not on_host and not leaf.committed:
-            return jax.numpy.array(array, copy=True)
-        if whole and shared:
-            array = array.copy()  # `device_put` aliases aligned memory, whatever its options are
+        uncommitted = not on_host and not leaf.committed
+        # `device_put` aliases aligned memory, whatever its options are.
+        array = _assembled(leaf, pieces, copied=shared and not uncommitted)
         if not on_host:
-            return jax.device_put(array, leaf.sharding)
+            return jax.numpy.array(array, copy=True) if uncommitted else jax.device_put(array, leaf.sharding)
         if isinstance(leaf, np.ndarray) and not leaf.flags.writeable:
             # A loop that changes no array in place gets none that it could change: a snapshot of it needs no copy.
             array.flags.writeable = False
@@ -221,3 +215,12 @@ def _with_rows(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]], *, sh
     for start, _, rows in pieces:
         leaf = on_device.overwrite(leaf, rows, start) if leaf.ndim else jax.device_put(rows, leaf.sharding)
     return leaf
+
+
+def _assembled(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]], *, copied: bool) -> npt.NDArray[Any]:  # noqa: ANN401
+    if (rows := pieces[0][2]).shape == leaf.shape:
+        return rows.copy() if copied else rows
+    array = np.array(leaf)
+    for start, stop, rows in pieces:
+        array[... if array.ndim == 0 else slice(start, stop)] = rows
+    return array

@@ -1,10 +1,10 @@
-r"""numba's cache in an image: filled when the image is built, and read where nobody may write.
+"""numba's cache in an image: filled when the image is built, and read where nobody may write.
 
-    NUMBA_CACHE_DIR=FOLDER NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES= \
-        NUMBA_CACHE_LOCATOR_CLASSES=atoll.merge.kernel_cache.FilledCache python -m atoll.merge.kernel_cache
+    NUMBA_CACHE_DIR=FOLDER NUMBA_CACHE_LOCATOR_CLASSES=atoll.merge.kernel_cache.FilledCache python -m atoll.merge.kernel_cache
 
-numba finds kept code by the processor that it was made for, so build and processes name the same class of processors. By itself
-numba passes over a folder that it cannot write to, as a container's file system is read-only: hence a locator of our own.
+numba finds kept code by the processor that it was made for, so with such a locator build and processes compile for one class of
+processors (`atoll.codec.kernels.compiled`). By itself numba passes over a folder that it cannot write to, as a container's file
+system is read-only: hence a locator of our own.
 """
 
 from __future__ import annotations

@@ -21,13 +21,14 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import xxhash
-from numba import njit, types
+from numba import config, njit, types
 from numba.extending import register_jitable
 
 from atoll.base.errors import EnvironmentFault
@@ -46,6 +47,8 @@ Place = tuple[int, int, int]
 Factors = tuple[float, float, float, float]
 
 EIGHT = TILE // BLOCK
+CLASSES = {"x86_64": "x86-64-v3"}
+"""The class of processors that an image's machine code is for, by LLVM's name; any processor of another kind."""
 INFINITE = 0x7F800000
 
 BYTES = types.Array(types.uint8, 1, "C", readonly=True)
@@ -63,7 +66,7 @@ def compiled(*signatures: Any) -> Callable[[F], F]:  # noqa: ANN401  (of numba)
 
     def wrap(function: F) -> F:
         ends_with_the_process()
-        _check_processor()
+        _choose_processor()
         made: Any
         try:
             made = njit(list(signatures), cache=True, nogil=True)(function)
@@ -91,10 +94,13 @@ def stamp(*sources: Any) -> int:  # noqa: ANN401  (modules, or functions of them
     return xxhash.xxh3_64_intdigest(b"".join(files)) >> 1
 
 
-def _check_processor() -> None:
+def _choose_processor() -> None:
     # An image compiles for a class of processors; a program dies of an instruction that its processor does not know.
-    wanted = os.environ.get("NUMBA_CPU_NAME", "")
-    if wanted == "x86-64-v3" and "avx2" not in abilities():
+    settings: Any = config
+    if os.environ.get("NUMBA_CACHE_LOCATOR_CLASSES"):
+        settings.CPU_NAME, settings.CPU_FEATURES = CLASSES.get(platform.machine(), "generic"), ""
+    wanted = settings.CPU_NAME
+    if wanted == CLASSES["x86_64"] and "avx2" not in abilities():
         raise EnvironmentFault(
             "kernels for a newer processor", got="one without AVX2", allowed=wanted, todo="nothing: NumPy does the work"
         )
