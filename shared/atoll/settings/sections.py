@@ -77,7 +77,7 @@ class BrokerSettings(Section, BrokerOptions):
 
     @field_validator("replicas", mode="before")
     @classmethod
-    def _copies(cls, given: object) -> object:
+    def _check_replicas(cls, given: object) -> object:
         return _number(given)
 
 
