@@ -87,7 +87,7 @@ def leave(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def started(words: list[str], log: Path, **variables: str) -> subprocess.Popen[bytes]:
+def start_program(words: list[str], log: Path, **variables: str) -> subprocess.Popen[bytes]:
     """Start a program that says all in `log`, its errors beside it; of the settings of ours it has `variables` only."""
     with log.open("wb") as out, log.with_suffix(".err").open("wb") as errors:
         return subprocess.Popen(words, env={**without_settings(os.environ), **variables}, stdout=out, stderr=errors)

@@ -43,7 +43,7 @@ from atoll.codec import frame_bytes
 from atoll.protocol.settings import ProtocolSettings
 from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark
 from benchmarks.lib.kept_parts import KeptParts
-from benchmarks.lib.runs import HERE, cpu_s, environment, lighthouse, prepare, read_history, started
+from benchmarks.lib.runs import HERE, cpu_s, environment, lighthouse, prepare, read_history, start_program
 from benchmarks.training import first_try
 from support.regions import free_port
 
@@ -116,7 +116,7 @@ class Workers:
 
     def start(self, kind: str, words: list[str], *, participant: bool = True, **variables: str) -> None:
         log = self.folder / f"{len(self.processes)}.log"
-        self.processes.append((kind, started(words, log, **variables)))
+        self.processes.append((kind, start_program(words, log, **variables)))
         if participant:
             self.logs.append(log)
 

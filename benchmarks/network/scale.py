@@ -45,7 +45,7 @@ from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.history import History, RoundLine
 from benchmarks.lib.harness import BenchmarkResult, Figure, at_most, fact, run_benchmark, zero
-from benchmarks.lib.runs import cpu_s, read_history, started
+from benchmarks.lib.runs import cpu_s, read_history, start_program
 from benchmarks.network.scale_host import HostRequest
 from support.regions import free_port
 
@@ -194,7 +194,7 @@ class Fleet:
 
     def _spawn(self, role: str, words: list[str], **variables: str) -> None:
         log = self.folder / f"{len(self._processes)}.out"
-        self._processes.append((role, started([sys.executable, *words], log, **variables)))
+        self._processes.append((role, start_program([sys.executable, *words], log, **variables)))
 
     def _said(self, what: str) -> list[str]:
         texts = [(self.folder / f"{n}.out").read_text(encoding="utf-8") for n in range(len(self._processes))]

@@ -79,7 +79,7 @@ class CallCounter:
         return {module: dict(sorted(found[module].items())) for module in sorted(found)}
 
 
-def trained(island: IslandHandle, versions: int, params: Any) -> Any:  # noqa: ANN401  (a pytree)
+def train_until(island: IslandHandle, versions: int, params: Any) -> Any:  # noqa: ANN401  (a pytree)
     """Step until the learner has adopted so many versions of its one fragment; return the parameters."""
     deadline_s = time.monotonic() + PATIENCE_S
     while island.session.driver.machine.intervals[0].anchor < versions:
@@ -91,7 +91,7 @@ def trained(island: IslandHandle, versions: int, params: Any) -> Any:  # noqa: A
     return params
 
 
-def traced() -> dict[str, dict[str, int]]:
+def trace_way() -> dict[str, dict[str, int]]:
     protocol = ProtocolSettings(fragments=1, shards=1, interval_steps=INTERVAL_STEPS).check()
     params = {"w": jnp.zeros((ELEMENTS // 64, 64))}
     counter = CallCounter()
@@ -99,15 +99,15 @@ def traced() -> dict[str, dict[str, int]]:
     with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(Path(folder)) as broker:
         home = LoopThread("shard")
 
-        async def opened() -> Bus:
+        async def open_shard_bus() -> Bus:
             return await open_bus(broker.url, RUN, name="shard")
 
-        shard = home.submit(serve_run(opened, RUN, shard=0))
+        shard = home.submit(serve_run(open_shard_bus, RUN, shard=0))
         try:
             with join(broker.url, run=RUN, learner="a", params=params, protocol=protocol) as island:
-                params = trained(island, WARM_UP, island.params)
+                params = train_until(island, WARM_UP, island.params)
                 counter.counting = True
-                trained(island, WARM_UP + CONTRIBUTIONS, params)
+                train_until(island, WARM_UP + CONTRIBUTIONS, params)
                 counter.counting = False
         finally:
             counter.remove()
@@ -131,7 +131,7 @@ def figures(way: dict[str, dict[str, int]]) -> Iterable[Figure]:
 
 
 def main() -> BenchmarkResult:
-    way = traced()
+    way = trace_way()
     RESULTS.mkdir(parents=True, exist_ok=True)
     write_whole(RAW, (json.dumps(way, indent=1) + "\n").encode())
     return BenchmarkResult(list(figures(way)), [RAW])

@@ -44,7 +44,7 @@ from atoll_learner.train import make_evaluator
 from atoll_learner.train_settings import TrainSettings, learning_rate, train_settings
 from benchmarks.lib.harness import Figure, at_most, fact
 from benchmarks.lib.kept_parts import KeptParts
-from benchmarks.lib.runs import HERE, environment, lighthouse, started, up_command
+from benchmarks.lib.runs import HERE, environment, lighthouse, start_program, up_command
 from support.regions import free_port
 
 MODEL: Final = ModelSettings(vocab=256, layers=4, width=128, heads=4, kv_heads=2, ffn=512, context=128)
@@ -206,7 +206,7 @@ def data_parallel(task: TrainingTask, train: TrainSettings) -> tuple[float, floa
 def diloco(task: TrainingTask, train: TrainSettings) -> tuple[float, float, Path]:
     """Train in replica groups that meet every `INTERVAL_STEPS` steps."""
     bind = f"127.0.0.1:{free_port()}"
-    meeting = started(lighthouse(task.learners, bind), task.folder / "lighthouse.log")
+    meeting = start_program(lighthouse(task.learners, bind), task.folder / "lighthouse.log")
     try:
         told_all: dict[str, Any] = {
             "interval_steps": INTERVAL_STEPS,

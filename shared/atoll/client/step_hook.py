@@ -203,7 +203,7 @@ def _with_rows(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]], *, sh
     if on_host or all(device.platform == "cpu" for device in leaf.devices()):
         uncommitted = not on_host and not leaf.committed
         # `device_put` aliases aligned memory, whatever its options are.
-        array = _assembled(leaf, pieces, copied=shared and not uncommitted)
+        array = _assemble(leaf, pieces, copied=shared and not uncommitted)
         if not on_host:
             return jax.numpy.array(array, copy=True) if uncommitted else jax.device_put(array, leaf.sharding)
         if isinstance(leaf, np.ndarray) and not leaf.flags.writeable:
@@ -217,7 +217,7 @@ def _with_rows(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]], *, sh
     return leaf
 
 
-def _assembled(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]], *, copied: bool) -> npt.NDArray[Any]:  # noqa: ANN401
+def _assemble(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]], *, copied: bool) -> npt.NDArray[Any]:  # noqa: ANN401
     if (rows := pieces[0][2]).shape == leaf.shape:
         return rows.copy() if copied else rows
     array = np.array(leaf)

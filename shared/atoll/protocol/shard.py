@@ -639,16 +639,18 @@ class Shard:
     def _close_lives(self, names: Iterable[str]) -> None:
         ledgers = {fragment: slot.fragment_ledger for fragment, slot in self.slots.items()}
         fragments = self.settings.fragments
-        for name in names:
+        folded = list(names)
+        for name in folded:
             account = self.ledger.accounts.pop(name)
             if not adds_up(account, fragments, all_here=len(ledgers) == fragments):
                 next(iter(ledgers.values())).former.doubt(name)
             fold_life(ledgers, name, account, fragments)
-            for slot in self.slots.values():
-                slot.fold_due = slot.written + 1
             learner, incarnation = split_life(name)
             if learner in self.learners and self.learners[learner].incarnation <= incarnation:
                 del self.learners[learner]
+        if folded:
+            for slot in self.slots.values():
+                slot.fold_due = slot.written + 1
         self.ledger.former = FormerLives()
         for ledger in ledgers.values():
             self.ledger.former.add(ledger.former)
